@@ -1,0 +1,63 @@
+# Everything runs in .venv, made here with the standard library's venv and pip. Exact versions: constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+WORKERS ?= 2
+
+# A worker per core already; more threads would only fight.
+export OMP_NUM_THREADS ?= 1
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: demo test check bench docs constraints clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pyright --verifytypes penalties --ignoreexternal
+	PYTHONPATH=tools $(BIN)/lint-imports
+	$(BIN)/deptry .
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
+# After a change of dependencies: resolve anew, look at the difference, commit it.
+constraints:
+	rm -rf $(VENV)
+	sed -i '/^[a-z]/Id' constraints.txt && echo "torch==2.13.0" >> constraints.txt
+	$(MAKE) $(VENV)/.dev
+	$(BIN)/pip freeze --all --exclude-editable | grep -v -i '^torch==' | sed 's/+cpu$$//' >> constraints.txt
+
+clean:
+	rm -rf $(VENV) site build dist .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.pip: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --upgrade pip
+	touch $@
+
+# torch first, alone: whatever depends on it then finds the pinned build and looks for no other.
+$(VENV)/.torch: $(VENV)/.pip
+	$(INSTALL) torch
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(INSTALL) --group build
+	$(INSTALL) --no-build-isolation --editable ".[torch]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(INSTALL) --no-build-isolation --editable ".[torch,jax]" --group test --group check --group docs
+	touch $@

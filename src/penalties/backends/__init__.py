@@ -1,0 +1,10 @@
+"""The array operations that the mathematics is written in, once per library.
+
+`numpy.py`, `torch.py` and `jax.py` hold the same operations under the same names (`Backend` lists them).
+`backend_of` finds the one that owns the arrays of a call, and imports nothing that the caller has not loaded.
+"""
+
+from .protocol import Backend
+from .resolve import backend_of, owner
+
+__all__ = ["Backend", "backend_of", "owner"]

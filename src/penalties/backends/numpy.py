@@ -1,0 +1,195 @@
+"""The operations on NumPy arrays."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from ..errors import BackendError
+
+__all__ = [
+    "LIBRARY",
+    "abs",
+    "add",
+    "amax",
+    "any",
+    "cast",
+    "choice",
+    "clip",
+    "concatenate",
+    "constant",
+    "draws",
+    "exp",
+    "expm1",
+    "eye",
+    "log",
+    "log_softmax",
+    "matmul",
+    "mean",
+    "moveaxis",
+    "packs",
+    "repeat",
+    "smooth_abs",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sum",
+    "svdvals",
+    "take",
+    "uniform",
+    "upcast",
+    "value_and_gradient",
+    "where",
+]
+
+NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+LIBRARY: Final = "NumPy"
+
+# Packing copies once and saves one round of Python per leaf: it stops paying at about this mean leaf size.
+_PACK_BELOW: Final = 8192
+
+
+def upcast(function: str, x: NDArray) -> NDArray:
+    kind, bits = x.dtype.kind, 8 * x.dtype.itemsize
+    if kind == "f" and bits >= 32:
+        return x
+    if kind in "iub":
+        return x.astype(np.float64)
+    # bfloat16 and the eight-bit floats come from ml_dtypes; NumPy files them under "V" or "f" by version.
+    if kind == "f" or x.dtype.name.startswith(("bfloat16", "float8")):
+        return x.astype(np.float32)
+    raise BackendError(f"{function}: an array has dtype {x.dtype}; expected real numbers")
+
+
+def cast(x: NDArray, like: NDArray) -> NDArray:
+    return x.astype(like.dtype)
+
+
+def constant(values: NDArray, like: NDArray) -> NDArray:
+    return cast(values, like) if values.dtype.kind == "f" else values
+
+
+def eye(size: int, like: NDArray) -> NDArray:
+    return np.eye(size, dtype=like.dtype)
+
+
+def packs(leaves: Sequence[NDArray], size: int) -> bool:
+    return size <= _PACK_BELOW * len(leaves)
+
+
+def concatenate(leaves: Sequence[NDArray]) -> NDArray:
+    return np.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def add(scalars: Sequence[NDArray]) -> NDArray:
+    total = scalars[0]
+    for scalar in scalars[1:]:
+        total = total + scalar
+    return total
+
+
+def abs(x: NDArray) -> NDArray:
+    return np.abs(x)
+
+
+def square(x: NDArray) -> NDArray:
+    return np.square(x)
+
+
+def smooth_abs(x: NDArray, delta: float) -> NDArray:
+    size = np.abs(x)
+    inside = np.minimum(size, delta)
+    return inside * (size - inside / 2) / delta
+
+
+def exp(x: NDArray) -> NDArray:
+    return np.exp(x)
+
+
+def expm1(x: NDArray) -> NDArray:
+    return np.expm1(x)
+
+
+def log(x: NDArray) -> NDArray:
+    return np.log(x)
+
+
+def sqrt(x: NDArray) -> NDArray:
+    return np.sqrt(x)
+
+
+def clip(x: NDArray, low: float | None, high: float | None) -> NDArray:
+    return np.clip(x, low, high)
+
+
+def where(condition: NDArray, yes: Any, no: Any) -> NDArray:
+    return np.where(condition, yes, no)
+
+
+def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:
+    return np.sum(x, axis=axis, keepdims=keepdims)
+
+
+def mean(x: NDArray) -> NDArray:
+    return np.mean(x) if x.size else np.sum(x)
+
+
+def amax(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:
+    return np.max(x, axis=axis, keepdims=keepdims)
+
+
+def any(x: NDArray) -> NDArray:
+    return np.any(x, axis=-1)
+
+
+def log_softmax(x: NDArray) -> NDArray:
+    if x.size == 0:
+        return x
+    # A row of -inf alone has no distribution: NaN, as silently as in the other libraries.
+    with np.errstate(invalid="ignore"):
+        shifted = x - np.max(x, axis=-1, keepdims=True)
+        return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+
+
+def matmul(a: NDArray, b: NDArray) -> NDArray:
+    return a @ b
+
+
+def moveaxis(x: NDArray, source: int, to: int) -> NDArray:
+    return np.moveaxis(x, source, to)
+
+
+def svdvals(x: NDArray) -> NDArray:
+    return np.linalg.svdvals(x)
+
+
+def take(x: NDArray, rows: NDArray) -> NDArray:
+    return x[rows]
+
+
+def stop_gradient(x: NDArray) -> NDArray:
+    return x
+
+
+def repeat(step: Callable[[NDArray], NDArray], start: NDArray, times: int) -> NDArray:
+    value = start
+    for _ in range(times):
+        value = step(value)
+    return value
+
+
+def draws(seed: object) -> bool:
+    return isinstance(seed, np.random.Generator)
+
+
+def uniform(seed: np.random.Generator, count: int, like: NDArray) -> NDArray:
+    return seed.random(count).astype(like.dtype)
+
+
+def choice(seed: np.random.Generator, total: int, count: int, like: NDArray) -> NDArray:
+    return seed.choice(total, count, replace=False)
+
+
+def value_and_gradient(function: str, fn: Callable[[NDArray], NDArray], x: NDArray) -> tuple[NDArray, NDArray]:
+    raise BackendError(f"{function}: NumPy has no gradients; pass a torch.Tensor or a jax.Array")

@@ -1,0 +1,146 @@
+"""What a backend is: a module with these operations."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """The operations, named and shaped as in NumPy; operators, `.shape`, `.reshape` and `.T` are the arrays' own.
+
+    Where libraries disagree at a kink, the docstring of the operation says which answer every backend gives.
+    `function` is the name that an error message starts with.
+    """
+
+    @property
+    def LIBRARY(self) -> str:
+        """The name that error messages use."""
+        ...
+
+    def upcast(self, function: str, x: Any, /) -> Any:
+        """Floats of at least 32 bits: half precision becomes float32, integers and bools the default float."""
+        ...
+
+    def cast(self, x: Any, like: Any, /) -> Any:
+        """`x` in the dtype of `like`."""
+        ...
+
+    def constant(self, values: "np.ndarray[Any, Any]", like: Any, /) -> Any:
+        """A NumPy array as an array of this library, beside `like`; floats take its dtype, integers keep theirs."""
+        ...
+
+    def eye(self, size: int, like: Any, /) -> Any:
+        """The identity matrix in the dtype of `like`, beside it."""
+        ...
+
+    def packs(self, leaves: Sequence[Any], size: int, /) -> bool:
+        """Whether one flat array of these leaves (`size` elements in all) is faster than a loop over them."""
+        ...
+
+    def concatenate(self, leaves: Sequence[Any], /) -> Any:
+        """All leaves as one flat array."""
+        ...
+
+    def add(self, scalars: Sequence[Any], /) -> Any:
+        """The sum of 0-d arrays that may lie on different devices, where the first one lies."""
+        ...
+
+    def abs(self, x: Any, /) -> Any:
+        """Absolute value, with gradient 0 at 0."""
+        ...
+
+    def square(self, x: Any, /) -> Any:
+        """`x²`."""
+        ...
+
+    def smooth_abs(self, x: Any, delta: float, /) -> Any:
+        """`x²/2δ` where `|x| < δ`, else `|x| − δ/2`."""
+        ...
+
+    def exp(self, x: Any, /) -> Any:
+        """`eˣ`."""
+        ...
+
+    def expm1(self, x: Any, /) -> Any:
+        """`eˣ − 1`, accurate near 0."""
+        ...
+
+    def log(self, x: Any, /) -> Any:
+        """Natural logarithm."""
+        ...
+
+    def sqrt(self, x: Any, /) -> Any:
+        """Square root."""
+        ...
+
+    def clip(self, x: Any, low: float | None, high: float | None, /) -> Any:
+        """Clamp to `[low, high]`; at a bound the gradient is that of the inside, and NaN stays NaN."""
+        ...
+
+    def where(self, condition: Any, yes: Any, no: Any, /) -> Any:
+        """`yes` where the condition holds, `no` elsewhere; the branch not taken gets gradient 0."""
+        ...
+
+    def sum(self, x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        """Sum over one axis, or over all."""
+        ...
+
+    def mean(self, x: Any, /) -> Any:
+        """Mean of all elements, 0 when there are none."""
+        ...
+
+    def amax(self, x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:
+        """Largest element along one axis or of all; NaN wins; the gradient is shared evenly between ties."""
+        ...
+
+    def any(self, x: Any, /) -> Any:
+        """Whether anything along the last axis is true."""
+        ...
+
+    def log_softmax(self, x: Any, /) -> Any:
+        """`x − log Σ eˣ` over the last axis."""
+        ...
+
+    def matmul(self, a: Any, b: Any, /) -> Any:
+        """Matrix product in full precision, whatever autocast or default precision says."""
+        ...
+
+    def moveaxis(self, x: Any, source: int, to: int, /) -> Any:
+        """`x` with one axis moved."""
+        ...
+
+    def svdvals(self, x: Any, /) -> Any:
+        """Singular values of a matrix, largest first."""
+        ...
+
+    def take(self, x: Any, rows: Any, /) -> Any:
+        """The given rows of a matrix."""
+        ...
+
+    def stop_gradient(self, x: Any, /) -> Any:
+        """`x` as a constant."""
+        ...
+
+    def repeat(self, step: Callable[[Any], Any], start: Any, times: int, /) -> Any:
+        """`step` applied to `start` that many times; never differentiated."""
+        ...
+
+    def draws(self, seed: object, /) -> bool:
+        """Whether `seed` is this library's own source of randomness."""
+        ...
+
+    def uniform(self, seed: Any, count: int, like: Any, /) -> Any:
+        """That many draws from [0, 1)."""
+        ...
+
+    def choice(self, seed: Any, total: int, count: int, like: Any, /) -> Any:
+        """That many different indices below `total`."""
+        ...
+
+    def value_and_gradient(self, function: str, fn: Callable[[Any], Any], x: Any, /) -> tuple[Any, Any]:
+        """`fn(x)`, and the gradient of its sum at `x`, both differentiable again."""
+        ...

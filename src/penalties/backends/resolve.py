@@ -1,0 +1,61 @@
+"""Which backend owns an array."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..errors import BackendError
+from .protocol import Backend
+
+__all__ = ["backend_of", "owner"]
+
+
+def owner(x: object) -> Backend | None:
+    """The backend that `x` is an array of, or None.
+
+    A library that is not loaded cannot have made `x`, so it is looked up among the loaded modules and never imported.
+    """
+    # No cache by type: torch.compile would guard on its contents and recompile when a new type turns up.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        from . import torch as torch_backend
+
+        return torch_backend
+    if isinstance(x, np.ndarray | np.generic):
+        from . import numpy as numpy_backend
+
+        return numpy_backend
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.Array):
+        from . import jax as jax_backend
+
+        return jax_backend
+    return None
+
+
+def backend_of(function: str, **arrays: Any) -> Backend:
+    """The backend of all the named arrays; those that are None do not count.
+
+    Raises `BackendError` that names both sides when one is no array, or when two come from different libraries.
+    """
+    found: Backend | None = None
+    first = ""
+    for name, x in arrays.items():
+        if x is None:
+            continue
+        ops = owner(x)
+        if ops is None:
+            raise BackendError(
+                f"{function}: {name} is a {type(x).__name__}; expected a NumPy array, a torch.Tensor or a jax.Array"
+            )
+        if found is None:
+            found, first = ops, name
+        elif ops is not found:
+            raise BackendError(
+                f"{function}: {first} is a {found.LIBRARY} array and {name} is a {ops.LIBRARY} array; "
+                "expected one library in a call: convert one of them"
+            )
+    if found is None:
+        raise BackendError(f"{function}: None is no array; expected a NumPy array, a torch.Tensor or a jax.Array")
+    return found

@@ -1,0 +1,162 @@
+"""Penalties on distributions: Kullback–Leibler, Jensen–Shannon, entropy.
+
+Inputs are log-probabilities over the last axis. A probability of zero (−inf) contributes exactly 0 to value and
+gradient: the products below have one factor `exp(−inf) = 0`, and the other is kept finite *before* it is multiplied, so
+that neither the forward nor the backward pass meets `0·inf`. The factor `exp` stays unguarded, so NaN propagates.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ..arrays import ArrayT, Reduction
+from ..backends import Backend, backend_of
+from ..errors import OptionError, ShapeError
+from .options import check_choice, check_flag, check_number, check_same_shape, penalty
+from .reduction import REDUCTIONS, check_mask, hide, reduce
+
+__all__ = ["entropy", "js_divergence", "kl_divergence", "symmetric_kl"]
+
+
+@penalty
+def kl_divergence(
+    p: ArrayT,
+    q: ArrayT,
+    *,
+    reduction: Reduction = "mean",
+    direction: Literal["forward", "reverse"] = "forward",
+    symmetric: bool = False,
+    floor: float | None = None,
+    mask: ArrayT | None = None,
+    logits: bool = False,
+) -> ArrayT:
+    """`KL(P‖Q) = Σ p·(log p − log q)` over the last axis (Kullback and Leibler, 1951).
+
+    `direction="reverse"` gives KL(Q‖P); `symmetric=True` gives their mean, whatever the direction. Where P > 0 and
+    Q = 0 the value is +inf, as in mathematics; `floor` clamps the log-probability in the denominator for a finite one.
+    The gradients are `p·(log p − log q + 1)` and `−p`, and 0 where p = 0.
+
+    >>> import numpy as np
+    >>> p, q = np.log([0.5, 0.5]), np.log([0.9, 0.1])
+    >>> round(float(kl_divergence(p, q)), 6)
+    0.510826
+    """
+    check_choice("kl_divergence", "direction", direction, ("forward", "reverse"))
+    check_flag("kl_divergence", "symmetric", symmetric)
+    if floor is not None:
+        expected = "None or a finite log-probability, at most 0"
+        check_number("kl_divergence", "floor", floor, expected, high=0)
+    ops, (a, b) = _distributions("kl_divergence", {"p": p, "q": q}, mask, logits, reduction)
+    if symmetric:
+        values = symmetric_kl(ops, a, b, floor)
+    elif direction == "forward":
+        values = _kl(ops, a, b, floor)
+    else:
+        values = _kl(ops, b, a, floor)
+    return reduce(ops, values, reduction, mask)
+
+
+@penalty
+def js_divergence(
+    p: ArrayT,
+    q: ArrayT,
+    *,
+    reduction: Reduction = "mean",
+    base: float | None = None,
+    mask: ArrayT | None = None,
+    logits: bool = False,
+) -> ArrayT:
+    """`½KL(P‖M) + ½KL(Q‖M)` with `M = ½(P + Q)`: symmetric, finite, between 0 and ln 2 (Lin, 1991).
+
+    `base=2` gives bits, so that the bound is 1. The gradient with respect to log p is `½p·(log p − log m)`, and 0 where
+    p = 0.
+
+    >>> import numpy as np
+    >>> p, q = np.array([0.0, -np.inf]), np.array([-np.inf, 0.0])
+    >>> float(js_divergence(p, q, base=2))
+    1.0
+    """
+    if base is not None:
+        check_number("js_divergence", "base", base, "None or a finite number above 0, not 1", above=0)
+        if base == 1:
+            raise OptionError("js_divergence", "base", base, "None or a finite number above 0, not 1")
+    ops, (a, b) = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, reduction)
+    pa, pb = ops.exp(a), ops.exp(b)
+    middle = 0.5 * (pa + pb)
+    log_middle = ops.log(ops.where(middle > 0, middle, 1.0))
+    halves = pa * (ops.where(pa > 0, a, 0.0) - log_middle) + pb * (ops.where(pb > 0, b, 0.0) - log_middle)
+    values = (0.5 if base is None else 0.5 / math.log(base)) * ops.sum(halves, -1)
+    return reduce(ops, values, reduction, mask)
+
+
+@penalty
+def entropy(
+    p: ArrayT,
+    *,
+    mode: Literal["penalty", "bonus"] = "penalty",
+    reduction: Reduction = "mean",
+    normalize: bool = False,
+    temperature: float = 1.0,
+    mask: ArrayT | None = None,
+    logits: bool = False,
+) -> ArrayT:
+    """Shannon entropy `H = −Σ p·log p` over the last axis, signed by its effect on a loss that is minimised.
+
+    `mode="penalty"` returns +H, which lowers entropy; `mode="bonus"` returns −H, which raises it. `normalize` divides
+    by ln V (one class gives 0); `temperature` T ≠ 1 takes log_softmax(p/T) first. The gradient of H is
+    `−p·(log p + 1)`, and 0 where p = 0.
+
+    >>> import numpy as np
+    >>> uniform = np.log(np.full(4, 0.25))
+    >>> round(float(entropy(uniform)), 6), float(entropy(uniform, mode="bonus", normalize=True))
+    (1.386294, -1.0)
+    """
+    check_choice("entropy", "mode", mode, ("penalty", "bonus"))
+    check_flag("entropy", "normalize", normalize)
+    check_flag("entropy", "logits", logits)
+    check_number("entropy", "temperature", temperature, "a finite number above 0", above=0)
+    cooled = temperature != 1
+    ops, (x,) = _distributions("entropy", {"p": p}, mask, logits and not cooled, reduction)
+    if cooled:
+        x = ops.log_softmax(x / float(temperature))
+    scale = -1.0 if mode == "penalty" else 1.0
+    if normalize:
+        classes = x.shape[-1]
+        scale = scale / math.log(classes) if classes > 1 else 0.0
+    probability = ops.exp(x)
+    values = scale * ops.sum(probability * ops.where(probability > 0, x, 0.0), -1)
+    return reduce(ops, values, reduction, mask)
+
+
+def symmetric_kl(ops: Backend, a: Any, b: Any, floor: float | None = None) -> Any:
+    """`½(KL(A‖B) + KL(B‖A))` per position."""
+    return 0.5 * (_kl(ops, a, b, floor) + _kl(ops, b, a, floor))
+
+
+def _kl(ops: Backend, a: Any, b: Any, floor: float | None) -> Any:
+    if floor is not None:
+        b = ops.clip(b, float(floor), None)
+    probability = ops.exp(a)
+    positive = probability > 0
+    ratio = ops.where(positive, a, 0.0) - ops.where(positive, b, 0.0)
+    return ops.sum(probability * ratio, -1)
+
+
+def _distributions(
+    function: str, inputs: dict[str, Any], mask: Any, logits: bool, reduction: str
+) -> tuple[Backend, Sequence[Any]]:
+    """Check the inputs, hide what is masked, and give log-probabilities of at least 32 bits."""
+    check_choice(function, "reduction", reduction, REDUCTIONS)
+    check_flag(function, "logits", logits)
+    ops = backend_of(function, **inputs, mask=mask)
+    if len(inputs) == 2:
+        check_same_shape(function, **inputs)
+    name, first = next(iter(inputs.items()))
+    if len(first.shape) == 0:
+        raise ShapeError(f"{function}: {name} is a scalar; expected log-probabilities over the last axis")
+    check_mask(function, mask, first.shape[:-1], f"the shape of {name} without its last axis")
+    arrays: list[Any] = []
+    for x in inputs.values():
+        array = hide(ops, ops.upcast(function, x), None if mask is None else mask[..., None])
+        arrays.append(ops.log_softmax(array) if logits else array)
+    return ops, arrays

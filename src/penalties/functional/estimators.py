@@ -1,0 +1,125 @@
+"""Divergence and entropy from the log-probabilities of *sampled tokens*.
+
+A training client returns one log-probability per sampled token. Such a vector is no distribution, so the divergences of
+`divergences.py` do not apply to it; these estimators average over the samples instead (Schulman, "Approximating KL
+divergence", 2020).
+"""
+
+from typing import Any, Literal, overload
+
+from ..arrays import ArrayT, ArrayTree, Reduction
+from ..backends import Backend
+from .nests import gather
+from .options import check_choice, penalty
+from .reduction import REDUCTIONS, hide
+
+__all__ = ["entropy_estimate", "kl_estimate"]
+
+
+@overload
+def kl_estimate(
+    logprobs: ArrayT,
+    reference: ArrayT,
+    *,
+    estimator: Literal["k1", "k2", "k3"] = ...,
+    mask: ArrayT | None = ...,
+    reduction: Reduction = ...,
+) -> ArrayT: ...
+@overload
+def kl_estimate(
+    logprobs: ArrayTree,
+    reference: ArrayTree,
+    *,
+    estimator: Literal["k1", "k2", "k3"] = ...,
+    mask: ArrayTree = ...,
+    reduction: Reduction = ...,
+) -> Any: ...
+@penalty
+def kl_estimate(
+    logprobs: Any,
+    reference: Any,
+    *,
+    estimator: Literal["k1", "k2", "k3"] = "k3",
+    mask: Any = None,
+    reduction: Reduction = "mean",
+) -> Any:
+    """KL(policy ‖ reference) from tokens sampled by the policy.
+
+    With `d = reference − logprobs`: k1 = −d (unbiased, any sign), k2 = ½d² (low variance, biased) and
+    k3 = e^d − 1 − d (unbiased, never negative). The gradients with respect to `logprobs` are 1, −d and 1 − e^d.
+    `mask` has the shape of `logprobs`; all three may be nests of the same structure.
+
+    >>> import numpy as np
+    >>> policy, reference = np.log([0.5, 0.2]), np.log([0.4, 0.4])
+    >>> round(float(kl_estimate(policy, reference)), 6)
+    0.165
+    """
+    check_choice("kl_estimate", "estimator", estimator, ("k1", "k2", "k3"))
+
+    def values(ops: Backend, policy: Any, other: Any) -> Any:
+        if estimator == "k1":
+            return policy - other
+        difference = other - policy
+        if estimator == "k2":
+            return 0.5 * ops.square(difference)
+        return ops.expm1(difference) - difference
+
+    return _estimate("kl_estimate", values, reduction, mask, logprobs=logprobs, reference=reference)
+
+
+@overload
+def entropy_estimate(
+    logprobs: ArrayT,
+    *,
+    mode: Literal["penalty", "bonus"] = ...,
+    mask: ArrayT | None = ...,
+    reduction: Reduction = ...,
+) -> ArrayT: ...
+@overload
+def entropy_estimate(
+    logprobs: ArrayTree,
+    *,
+    mode: Literal["penalty", "bonus"] = ...,
+    mask: ArrayTree = ...,
+    reduction: Reduction = ...,
+) -> Any: ...
+@penalty
+def entropy_estimate(
+    logprobs: Any,
+    *,
+    mode: Literal["penalty", "bonus"] = "penalty",
+    mask: Any = None,
+    reduction: Reduction = "mean",
+) -> Any:
+    """Entropy of the policy from tokens it sampled: the mean of `−logprobs`.
+
+    `mode="penalty"` returns +H, which lowers entropy when minimised; `mode="bonus"` returns −H, which raises it. The
+    gradient is −1 (or +1) per token. `mask` has the shape of `logprobs`; both may be nests of the same structure.
+
+    >>> import numpy as np
+    >>> round(float(entropy_estimate(np.log([0.5, 0.25]))), 6)
+    1.039721
+    """
+    check_choice("entropy_estimate", "mode", mode, ("penalty", "bonus"))
+
+    def values(ops: Backend, policy: Any) -> Any:
+        return -policy if mode == "penalty" else policy
+
+    return _estimate("entropy_estimate", values, reduction, mask, logprobs=logprobs)
+
+
+def _estimate(function: str, values: Any, reduction: str, mask: Any, **inputs: Any) -> Any:
+    check_choice(function, "reduction", reduction, REDUCTIONS)
+    leaves = gather(function, keep=reduction == "none", **inputs, mask=mask)
+    ops = leaves.ops
+    if mask is None:
+        return leaves.reduce(lambda *arrays: values(ops, *arrays), reduction)
+
+    def masked(*arrays: Any) -> Any:
+        *visible, m = arrays
+        return ops.cast(m, visible[0]) * values(ops, *[hide(ops, array, m) for array in visible])
+
+    if reduction != "mean":
+        return leaves.reduce(masked, reduction)
+    total = leaves.sum(lambda *arrays: ops.cast(arrays[-1], arrays[0]))
+    return leaves.sum(masked) / ops.where(total == 0, 1.0, total)

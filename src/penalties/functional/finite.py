@@ -1,0 +1,53 @@
+"""What to do about NaN and infinity: find them, or replace them. Every other function lets them propagate."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
+
+from ..arrays import ArrayT
+from ..backends import backend_of
+from ..errors import NonFiniteError
+from .nests import gather
+from .options import check_number, penalty
+
+__all__ = ["replace_nonfinite", "validate"]
+
+T = TypeVar("T")
+
+
+@penalty
+def validate(x: T) -> T:
+    """`x` itself, or `NonFiniteError` that says "nan" or "inf"; NaN comes first where there are both.
+
+    It looks at values, so it waits for the device and works outside `jit` and `torch.compile` only. Nests are
+    welcome; an iterator comes back as a tuple.
+
+    >>> import numpy as np
+    >>> validate(np.array([1.0, 2.0])).tolist()
+    [1.0, 2.0]
+    """
+    if isinstance(x, Iterator):
+        x = cast("T", tuple(cast("Iterator[Any]", x)))
+    leaves = gather("validate", keep=True, x=x)
+    nans = int(leaves.sum(lambda array: array != array))
+    if nans:
+        raise NonFiniteError("nan", f"validate: nan in {nans} of {leaves.size} values; expected finite numbers")
+    infinities = int(leaves.sum(lambda array: (array == math.inf) | (array == -math.inf)))
+    if infinities:
+        raise NonFiniteError("inf", f"validate: inf in {infinities} of {leaves.size} values; expected finite numbers")
+    return x
+
+
+@penalty
+def replace_nonfinite(x: ArrayT, *, nan: float = 0.0, inf: float = 1e10) -> ArrayT:
+    """`x` with NaN replaced by `nan` and values beyond ±`inf`, infinite ones too, by ±`inf`; gradient 0 there.
+
+    >>> import numpy as np
+    >>> replace_nonfinite(np.array([1.0, np.nan, -np.inf])).tolist()
+    [1.0, 0.0, -10000000000.0]
+    """
+    check_number("replace_nonfinite", "nan", nan, "a finite number")
+    check_number("replace_nonfinite", "inf", inf, "a finite number above 0", above=0)
+    ops = backend_of("replace_nonfinite", x=x)
+    array: Any = ops.upcast("replace_nonfinite", x)
+    return ops.clip(ops.where(array != array, float(nan), array), -float(inf), float(inf))

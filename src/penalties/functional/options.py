@@ -1,0 +1,93 @@
+"""Checks of what a caller passes: options, numbers, shapes."""
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import numpy as np
+
+from ..errors import OptionError, ShapeError
+
+__all__ = ["check_choice", "check_count", "check_flag", "check_number", "check_same_shape", "penalty"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NUMBERS: Final = (int, float, np.integer, np.floating)
+
+
+def penalty(fn: Callable[P, R]) -> Callable[P, R]:
+    """Make an unknown option of `fn` an `OptionError` that names the nearest one, where Python has a TypeError."""
+    name = fn.__name__
+    parameters = inspect.signature(fn).parameters
+    known = frozenset(parameters)
+    options = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for given in kwargs:
+            if given not in known:
+                raise _unknown(name, given, kwargs[given], options)
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def _unknown(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:
+    near = difflib.get_close_matches(option, options, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    have = f"the options are {', '.join(options)}" if options else "there are no options"
+    return OptionError(function, option, value, f"no such option ({hint}{have})")
+
+
+def check_choice(function: str, option: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of the allowed words."""
+    if not isinstance(value, str) or value not in allowed:
+        words = [f'"{word}"' for word in allowed]
+        raise OptionError(function, option, value, " or ".join([", ".join(words[:-1]), words[-1]]))
+
+
+def check_flag(function: str, option: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(function, option, value, "True or False")
+
+
+def check_number(
+    function: str,
+    option: str,
+    value: Any,
+    expected: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+) -> None:
+    """Refuse what is no finite number with `low <= value <= high` and `value > above`; `expected` says so in words."""
+    if (
+        not isinstance(value, _NUMBERS)
+        or isinstance(value, bool)
+        or not -math.inf < value < math.inf
+        or not low <= value <= high
+        or not value > above
+    ):
+        raise OptionError(function, option, value, expected)
+
+
+def check_count(function: str, option: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number of at least `least`."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise OptionError(function, option, value, f"a whole number of at least {least}")
+
+
+def check_same_shape(function: str, **arrays: Any) -> None:
+    """Refuse two named arrays whose shapes differ."""
+    (first, a), (second, b) = arrays.items()
+    if a.shape != b.shape:
+        raise ShapeError(
+            f"{function}: {first} has shape {tuple(a.shape)} and {second} has shape {tuple(b.shape)}; "
+            "expected equal shapes (nothing is broadcast)"
+        )

@@ -1,0 +1,121 @@
+"""Penalties on how fast a function changes, and on how large its outputs are."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ..arrays import ArrayT
+from ..backends import Backend, backend_of, owner
+from ..errors import BackendError, ShapeError
+from .options import check_choice, check_number, check_same_shape, penalty
+from .randomness import draw_uniform
+from .vectors import norm
+
+__all__ = ["gradient_penalty", "interpolated_gradient_penalty", "output_magnitude", "with_gradient_penalty"]
+
+
+@penalty
+def gradient_penalty(fn: Callable[[ArrayT], ArrayT], x: ArrayT, *, target_norm: float = 1.0) -> ArrayT:
+    """`(‖∇ₓfn(x)‖ − target_norm)²`: keeps a critic or a network close to a chosen slope.
+
+    When `fn` returns one number per sample, (B,) or (B, 1), norms are per sample and the penalties are averaged; when
+    it returns a scalar there is one joint norm. An `x` of rank 1 is one sample. It can be differentiated again, with
+    gradient 0 where `∇fn` is 0. It costs about one more backward pass.
+
+    >>> import torch
+    >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    >>> float(gradient_penalty(lambda z: z.sum(), x))
+    1.0
+    """
+    return _penalized("gradient_penalty", fn, x, target_norm)[1]
+
+
+@penalty
+def interpolated_gradient_penalty(
+    fn: Callable[[ArrayT], ArrayT], x: ArrayT, reference: ArrayT, *, target_norm: float = 1.0, seed: Any = 0
+) -> ArrayT:
+    """`gradient_penalty` at `ε·x + (1 − ε)·reference`, one ε from [0, 1) per sample (WGAN-GP, Gulrajani et al., 2017).
+
+    `seed` is a whole number (the same draw each call), a `torch.Generator`, a JAX key, or the array of ε itself.
+
+    >>> import torch
+    >>> real, fake = torch.ones(2, 4), torch.zeros(2, 4)
+    >>> float(interpolated_gradient_penalty(lambda z: z.sum(-1), real, fake))
+    1.0
+    """
+    name = "interpolated_gradient_penalty"
+    ops = backend_of(name, x=x, reference=reference)
+    check_same_shape(name, x=x, reference=reference)
+    shape = tuple(x.shape)
+    samples = shape[0] if len(shape) > 1 else 1
+    epsilon = draw_uniform(name, ops, seed, samples, x)
+    epsilon = epsilon.reshape((samples,) + (1,) * (len(shape) - 1)) if len(shape) > 1 else epsilon.reshape(())
+    epsilon = ops.cast(epsilon, x)
+    point: Any = epsilon * x + (1 - epsilon) * reference
+    return _penalized(name, fn, point, target_norm)[1]
+
+
+@penalty
+def with_gradient_penalty(
+    fn: Callable[[ArrayT], ArrayT], x: ArrayT, *, target_norm: float = 1.0
+) -> tuple[ArrayT, ArrayT]:
+    """`(fn(x), gradient_penalty(fn, x))` from one evaluation of `fn`.
+
+    >>> import torch
+    >>> output, penalty = with_gradient_penalty(lambda z: (z * z).sum(), torch.tensor([1.0, 2.0]))
+    >>> float(output), round(float(penalty), 4)
+    (5.0, 12.0557)
+    """
+    return _penalized("with_gradient_penalty", fn, x, target_norm)
+
+
+@penalty
+def output_magnitude(y: ArrayT, *, target: float = 1.0, reduction: Literal["mean", "sum"] = "mean") -> ArrayT:
+    """`(RMS(y) − target)²`, or with `reduction="sum"` `(‖y‖ − target)²`: keeps outputs at a chosen size.
+
+    A cheap stand-in for `gradient_penalty`: it needs no second backward pass. The gradient at `y = 0` is 0.
+
+    >>> import numpy as np
+    >>> float(output_magnitude(np.array([3.0, 4.0]), reduction="sum"))
+    16.0
+    """
+    check_number("output_magnitude", "target", target, "a finite number of at least 0", low=0)
+    check_choice("output_magnitude", "reduction", reduction, ("mean", "sum"))
+    ops = backend_of("output_magnitude", y=y)
+    length = norm(ops, ops.upcast("output_magnitude", y).reshape(-1))
+    if reduction == "mean":
+        length = length / math.sqrt(max(math.prod(y.shape), 1))
+    return ops.square(length - float(target))
+
+
+def _penalized(name: str, fn: Callable[[Any], Any], x: Any, target_norm: float) -> tuple[Any, Any]:
+    check_number(name, "target_norm", target_norm, "a finite number of at least 0", low=0)
+    ops = backend_of(name, x=x)
+    shape = tuple(x.shape)
+
+    def checked(point: Any) -> Any:
+        value = fn(point)
+        _check_output(name, ops, shape, value)
+        return value
+
+    value, gradient = ops.value_and_gradient(name, checked, x)
+    gradient = ops.upcast(name, gradient)
+    if len(shape) > 1 and len(value.shape) > 0:
+        lengths = norm(ops, gradient.reshape(shape[0], math.prod(shape[1:])))
+        return value, ops.mean(ops.square(lengths - float(target_norm)))
+    return value, ops.square(norm(ops, gradient.reshape(-1)) - float(target_norm))
+
+
+def _check_output(name: str, ops: Backend, shape: tuple[int, ...], value: Any) -> None:
+    if owner(value) is not ops:
+        raise BackendError(f"{name}: fn returned a {type(value).__name__}; expected a {ops.LIBRARY} array")
+    given = tuple(value.shape)
+    allowed = {(): "()"}
+    if len(shape) > 1:
+        allowed |= {(shape[0],): f"({shape[0]},)", (shape[0], 1): f"({shape[0]}, 1)"}
+    else:
+        allowed |= {(1,): "(1,)"}
+    if given not in allowed:
+        raise ShapeError(
+            f"{name}: fn returned shape {given} for x of shape {shape}; expected {' or '.join(allowed.values())}"
+        )
