@@ -22,7 +22,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pyright --verifytypes penalties --ignoreexternal
+	PYTHONPATH=src $(BIN)/pyright --pythonpath $(BIN)/python --verifytypes penalties --ignoreexternal
 	PYTHONPATH=tools $(BIN)/lint-imports
 	$(BIN)/deptry .
 

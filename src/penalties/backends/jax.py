@@ -53,9 +53,15 @@ LIBRARY: Final = "JAX"
 _PACK_BELOW: Final = 8192
 
 
-def upcast(function: str, x: "Array") -> "Array":
-    import jax.numpy as jnp
+def _jax() -> Any:
+    """The library, untyped: much of its numpy module is so itself."""
+    import jax
 
+    return jax
+
+
+def upcast(function: str, x: "Array") -> "Array":
+    jnp = _jax().numpy
     if jnp.issubdtype(x.dtype, jnp.floating):
         return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
     if not (jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool):
@@ -68,15 +74,11 @@ def cast(x: "Array", like: "Array") -> "Array":
 
 
 def constant(values: "np.ndarray[Any, Any]", like: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.asarray(values, like.dtype if values.dtype.kind == "f" else None)
+    return _jax().numpy.asarray(values, like.dtype if values.dtype.kind == "f" else None)
 
 
 def eye(size: int, like: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.eye(size, dtype=like.dtype)
+    return _jax().numpy.eye(size, dtype=like.dtype)
 
 
 def packs(leaves: Sequence["Array"], size: int) -> bool:
@@ -84,9 +86,7 @@ def packs(leaves: Sequence["Array"], size: int) -> bool:
 
 
 def concatenate(leaves: Sequence["Array"]) -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.concatenate([leaf if leaf.ndim == 1 else leaf.reshape(-1) for leaf in leaves])
+    return _jax().numpy.concatenate([leaf if leaf.ndim == 1 else leaf.reshape(-1) for leaf in leaves])
 
 
 def add(scalars: Sequence["Array"]) -> "Array":
@@ -97,10 +97,8 @@ def add(scalars: Sequence["Array"]) -> "Array":
 
 
 def abs(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
     # JAX's own |x| has gradient 1 at 0.
-    return x * stop_gradient(jnp.sign(x))
+    return x * stop_gradient(_jax().numpy.sign(x))
 
 
 def square(x: "Array") -> "Array":
@@ -114,32 +112,23 @@ def smooth_abs(x: "Array", delta: float) -> "Array":
 
 
 def exp(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.exp(x)
+    return _jax().numpy.exp(x)
 
 
 def expm1(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.expm1(x)
+    return _jax().numpy.expm1(x)
 
 
 def log(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.log(x)
+    return _jax().numpy.log(x)
 
 
 def sqrt(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.sqrt(x)
+    return _jax().numpy.sqrt(x)
 
 
 def clip(x: "Array", low: float | None, high: float | None) -> "Array":
-    import jax.numpy as jnp
-
+    jnp = _jax().numpy
     # JAX's own clip has gradient 1/2 at a bound.
     if low is not None:
         x = jnp.where(x < low, low, x)
@@ -149,57 +138,39 @@ def clip(x: "Array", low: float | None, high: float | None) -> "Array":
 
 
 def where(condition: "Array", yes: Any, no: Any) -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.where(condition, yes, no)
+    return _jax().numpy.where(condition, yes, no)
 
 
 def sum(x: "Array", axis: int | None = None, *, keepdims: bool = False) -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.sum(x, axis=axis, keepdims=keepdims)
+    return _jax().numpy.sum(x, axis=axis, keepdims=keepdims)
 
 
 def mean(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.mean(x) if x.size else jnp.sum(x)
+    return _jax().numpy.mean(x) if x.size else sum(x)
 
 
 def amax(x: "Array", axis: int | None = None, *, keepdims: bool = False) -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.max(x, axis=axis, keepdims=keepdims)
+    return _jax().numpy.max(x, axis=axis, keepdims=keepdims)
 
 
 def any(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.any(x, axis=-1)
+    return _jax().numpy.any(x, axis=-1)
 
 
 def log_softmax(x: "Array") -> "Array":
-    import jax
-
-    return jax.nn.log_softmax(x, axis=-1)
+    return _jax().nn.log_softmax(x, axis=-1)
 
 
 def matmul(a: "Array", b: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.matmul(a, b, precision="highest")
+    return _jax().numpy.matmul(a, b, precision="highest")
 
 
 def moveaxis(x: "Array", source: int, to: int) -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.moveaxis(x, source, to)
+    return _jax().numpy.moveaxis(x, source, to)
 
 
 def svdvals(x: "Array") -> "Array":
-    import jax.numpy as jnp
-
-    return jnp.linalg.svd(x, compute_uv=False)
+    return _jax().numpy.linalg.svd(x, compute_uv=False)
 
 
 def take(x: "Array", rows: "Array") -> "Array":
@@ -207,42 +178,35 @@ def take(x: "Array", rows: "Array") -> "Array":
 
 
 def stop_gradient(x: "Array") -> "Array":
-    import jax
-
-    return jax.lax.stop_gradient(x)
+    return _jax().lax.stop_gradient(x)
 
 
 def repeat(step: Callable[["Array"], "Array"], start: "Array", times: int) -> "Array":
-    import jax
+    def body(_: int, value: "Array") -> "Array":
+        return step(value)
 
-    return jax.lax.fori_loop(0, times, lambda _, value: step(value), start)
+    return _jax().lax.fori_loop(0, times, body, start)
 
 
-def draws(seed: object) -> bool:
-    import jax
-    import jax.numpy as jnp
-
+def draws(seed: Any) -> bool:
+    jax = _jax()
+    jnp = jax.numpy
     if not isinstance(seed, jax.Array):
         return False
     return jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or (seed.dtype == jnp.uint32 and seed.shape == (2,))
 
 
 def uniform(seed: "Array", count: int, like: "Array") -> "Array":
-    import jax
-
-    return jax.random.uniform(seed, (count,), like.dtype)
+    return _jax().random.uniform(seed, (count,), like.dtype)
 
 
 def choice(seed: "Array", total: int, count: int, like: "Array") -> "Array":
-    import jax
-
-    return jax.random.choice(seed, total, (count,), replace=False)
+    return _jax().random.choice(seed, total, (count,), replace=False)
 
 
 def value_and_gradient(function: str, fn: Callable[["Array"], "Array"], x: "Array") -> tuple["Array", "Array"]:
-    import jax
-    import jax.numpy as jnp
-
+    jax = _jax()
+    jnp = jax.numpy
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise BackendError(f"{function}: x has dtype {x.dtype}; expected floats, to take a gradient")
     value, pull_back = jax.vjp(fn, x)

@@ -124,7 +124,8 @@ def clip(x: NDArray, low: float | None, high: float | None) -> NDArray:
 
 
 def where(condition: NDArray, yes: Any, no: Any) -> NDArray:
-    return np.where(condition, yes, no)
+    choose: Any = np.where  # its type is partly unknown for operands that are numbers or arrays
+    return choose(condition, yes, no)
 
 
 def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:
@@ -132,11 +133,13 @@ def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArr
 
 
 def mean(x: NDArray) -> NDArray:
-    return np.mean(x) if x.size else np.sum(x)
+    mean: Any = np.mean if x.size else np.sum
+    return mean(x)
 
 
 def amax(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:
-    return np.max(x, axis=axis, keepdims=keepdims)
+    largest: Any = np.max(x, axis=axis, keepdims=keepdims)
+    return largest
 
 
 def any(x: NDArray) -> NDArray:

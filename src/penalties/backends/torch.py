@@ -3,6 +3,7 @@
 Nothing here imports torch at module level: these functions only ever see tensors, so torch is loaded by then.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,12 +85,7 @@ def eye(size: int, like: "Tensor") -> "Tensor":
 def packs(leaves: Sequence["Tensor"], size: int) -> bool:
     device = leaves[0].device
     limit = _PACK_BELOW.get(device.type, _PACK_BELOW_ON_ACCELERATOR)
-    if size > limit * len(leaves):
-        return False
-    for leaf in leaves:
-        if leaf.device != device:
-            return False
-    return True
+    return size <= limit * len(leaves) and all(leaf.device == device for leaf in leaves)
 
 
 def concatenate(leaves: Sequence["Tensor"]) -> "Tensor":
@@ -183,7 +179,8 @@ def moveaxis(x: "Tensor", source: int, to: int) -> "Tensor":
 def svdvals(x: "Tensor") -> "Tensor":
     import torch
 
-    return torch.linalg.svdvals(x)
+    linalg: Any = torch.linalg  # untyped in torch
+    return linalg.svdvals(x)
 
 
 def take(x: "Tensor", rows: "Tensor") -> "Tensor":
@@ -224,9 +221,10 @@ def value_and_gradient(function: str, fn: Callable[["Tensor"], "Tensor"], x: "Te
 
     if not x.is_floating_point():
         raise BackendError(f"{function}: x has dtype {x.dtype}; expected floats, to take a gradient")
-    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+    if torch.compiler.is_compiling() or _transformed():
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
-        value, pull_back = torch.func.vjp(fn, x)
+        pulled: Any = torch.func.vjp(fn, x)
+        value, pull_back = pulled
         return value, pull_back(torch.ones_like(value))[0]
     # Elsewhere the plain form: it lets the network change its buffers, as BatchNorm does while training.
     recorded = torch.is_grad_enabled()
@@ -244,3 +242,9 @@ def value_and_gradient(function: str, fn: Callable[["Tensor"], "Tensor"], x: "Te
             "look for .detach(), torch.no_grad() or a conversion to NumPy inside fn"
         )
     return (value, gradient) if recorded else (value.detach(), gradient.detach())
+
+
+def _transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp, ...) is running; torch has no public way to ask."""
+    functorch: Any = importlib.import_module("torch._C._functorch")
+    return functorch.maybe_current_level() is not None

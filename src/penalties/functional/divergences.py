@@ -157,6 +157,6 @@ def _distributions(
     check_mask(function, mask, first.shape[:-1], f"the shape of {name} without its last axis")
     arrays: list[Any] = []
     for x in inputs.values():
-        array = hide(ops, ops.upcast(function, x), None if mask is None else mask[..., None])
+        array = hide(ops, ops.upcast(function, x), mask)
         arrays.append(ops.log_softmax(array) if logits else array)
     return ops, arrays

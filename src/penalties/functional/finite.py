@@ -29,10 +29,10 @@ def validate(x: T) -> T:
     if isinstance(x, Iterator):
         x = cast("T", tuple(cast("Iterator[Any]", x)))
     leaves = gather("validate", keep=True, x=x)
-    nans = int(leaves.sum(lambda array: array != array))
+    nans = int(leaves.sum(_is_nan))
     if nans:
         raise NonFiniteError("nan", f"validate: nan in {nans} of {leaves.size} values; expected finite numbers")
-    infinities = int(leaves.sum(lambda array: (array == math.inf) | (array == -math.inf)))
+    infinities = int(leaves.sum(_is_infinite))
     if infinities:
         raise NonFiniteError("inf", f"validate: inf in {infinities} of {leaves.size} values; expected finite numbers")
     return x
@@ -50,4 +50,12 @@ def replace_nonfinite(x: ArrayT, *, nan: float = 0.0, inf: float = 1e10) -> Arra
     check_number("replace_nonfinite", "inf", inf, "a finite number above 0", above=0)
     ops = backend_of("replace_nonfinite", x=x)
     array: Any = ops.upcast("replace_nonfinite", x)
-    return ops.clip(ops.where(array != array, float(nan), array), -float(inf), float(inf))
+    return ops.clip(ops.where(_is_nan(array), float(nan), array), -float(inf), float(inf))
+
+
+def _is_nan(array: Any) -> Any:
+    return array != array
+
+
+def _is_infinite(array: Any) -> Any:
+    return (array == math.inf) | (array == -math.inf)

@@ -87,16 +87,16 @@ def flatten(function: str, name: str, nest: Any) -> tuple[Backend, list[Any], Re
         leaves = cast("list[Any] | tuple[Any, ...]", nest)
         ops = owner(leaves[0])
         if ops is not None:
-            kind: type[Any] = type(leaves[0])
             for leaf in leaves:
-                if type(leaf) is not kind:
+                if type(leaf) is not type(leaves[0]):
                     break
             else:
-                return ops, list(leaves), _maker(nest)
+                return ops, list(leaves), _maker(leaves)
     found: list[tuple[str, Backend, Any]] = []
     rebuild = _walk(function, name, nest, found)
     if not found:
-        raise BackendError(f"{function}: {name} is a {type(nest).__name__} without arrays; expected at least one")
+        kind = type(cast("object", nest)).__name__
+        raise BackendError(f"{function}: {name} is a {kind} without arrays; expected at least one array")
     first, ops, _ = found[0]
     for path, other, _ in found:
         if other is not ops:

@@ -69,8 +69,12 @@ def l2(
     if clip is None:
         return leaves.reduce(ops.square, reduction)
     check_number("l2", "clip", clip, "None or a finite number above 0", above=0)
-    low, high = -float(clip), float(clip)
-    return leaves.reduce(lambda array: ops.square(ops.clip(array, low, high)), reduction)
+    bound = float(clip)
+
+    def clipped(array: Any) -> Any:
+        return ops.square(ops.clip(array, -bound, bound))
+
+    return leaves.reduce(clipped, reduction)
 
 
 @overload
@@ -94,9 +98,14 @@ def elastic_net(x: Any, *, l1_ratio: float = 0.5, reduction: Reduction = "sum") 
         return leaves.reduce(ops.abs, reduction)
     if a == 0.0:
         return leaves.reduce(ops.square, reduction)
-    if reduction == "none":
-        return leaves.map(lambda array: a * ops.abs(array) + (1 - a) * ops.square(array))
-    return a * leaves.reduce(ops.abs, reduction) + (1 - a) * leaves.reduce(ops.square, reduction)
+    if reduction != "none":
+        # Two reductions and one weighted sum of scalars: fewer passes over the elements than one mixed expression.
+        return a * leaves.reduce(ops.abs, reduction) + (1 - a) * leaves.reduce(ops.square, reduction)
+
+    def mixed(array: Any) -> Any:
+        return a * ops.abs(array) + (1 - a) * ops.square(array)
+
+    return leaves.map(mixed)
 
 
 @overload
@@ -116,7 +125,11 @@ def smooth_l1(x: Any, *, delta: float = 1.0, reduction: Reduction = "sum") -> An
     leaves = _leaves("smooth_l1", x, reduction)
     check_number("smooth_l1", "delta", delta, "a finite number above 0", above=0)
     width = float(delta)
-    return leaves.reduce(lambda array: leaves.ops.smooth_abs(array, width), reduction)
+
+    def smooth(array: Any) -> Any:
+        return leaves.ops.smooth_abs(array, width)
+
+    return leaves.reduce(smooth, reduction)
 
 
 def _leaves(function: str, x: Any, reduction: str) -> Leaves:
@@ -126,8 +139,12 @@ def _leaves(function: str, x: Any, reduction: str) -> Leaves:
 
 def _centered(leaves: Leaves, center: Any) -> Leaves:
     if isinstance(center, str) and center == "mean":
-        middle = leaves.mean(lambda array: array)
+        middle = leaves.mean(_itself)
     else:
         check_number("l2", "center", center, 'None, "mean" or a finite number')
         middle = float(center)
     return leaves._replace(rows=[[array - middle] for (array,) in leaves.rows])
+
+
+def _itself(array: Any) -> Any:
+    return array

@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -16,7 +16,8 @@ __all__ = ["check_choice", "check_count", "check_flag", "check_number", "check_s
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NUMBERS: Final = (int, float, np.integer, np.floating)
+_NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating)
+_WHOLE: Final[tuple[type[Any], ...]] = (int, np.integer)
 
 
 def penalty(fn: Callable[P, R]) -> Callable[P, R]:
@@ -74,13 +75,13 @@ def check_number(
         or not low <= value <= high
         or not value > above
     ):
-        raise OptionError(function, option, value, expected)
+        raise OptionError(function, option, cast("object", value), expected)
 
 
 def check_count(function: str, option: str, value: Any, least: int) -> None:
     """Refuse what is no whole number of at least `least`."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise OptionError(function, option, value, f"a whole number of at least {least}")
+    if not isinstance(value, _WHOLE) or isinstance(value, bool) or value < least:
+        raise OptionError(function, option, cast("object", value), f"a whole number of at least {least}")
 
 
 def check_same_shape(function: str, **arrays: Any) -> None:

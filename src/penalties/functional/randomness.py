@@ -39,6 +39,6 @@ def _generator(function: str, ops: Backend, seed: Any) -> np.random.Generator:
     try:
         check_count(function, "seed", seed, 0)
     except OptionError:
-        expected = f"a whole number of at least 0, {ops.LIBRARY}'s own generator or key, or the drawn {ops.LIBRARY} array"
-        raise OptionError(function, "seed", seed, expected) from None
+        own = f"{ops.LIBRARY}'s own generator or key, or the drawn {ops.LIBRARY} array"
+        raise OptionError(function, "seed", seed, f"a whole number of at least 0, {own}") from None
     return np.random.default_rng(int(seed))

@@ -32,5 +32,11 @@ def check_mask(function: str, mask: Any, shape: tuple[int, ...], reason: str) ->
 
 
 def hide(ops: Backend, x: Any, mask: Any) -> Any:
-    """`x` with 0 where the mask is 0, so that NaN or infinity in padding reaches neither value nor gradient."""
-    return x if mask is None else ops.where(mask != 0, x, 0.0)
+    """`x` with 0 where the mask is 0, so that NaN or infinity in padding reaches neither value nor gradient.
+
+    The mask is one number per element, or per vector of the last axis.
+    """
+    if mask is None:
+        return x
+    shown = mask != 0
+    return ops.where(shown if len(mask.shape) == len(x.shape) else shown[..., None], x, 0.0)

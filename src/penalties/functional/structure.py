@@ -46,16 +46,17 @@ def consistency(
         needed = 'metric="kl"' if metric == "kl" else "a mask"
         raise ShapeError(f"consistency: a is a scalar; {needed} needs a last axis")
     check_mask("consistency", mask, shape[:-1], "the shape of a without its last axis")
-    rows = None if mask is None else mask[..., None]
-    x = hide(ops, ops.upcast("consistency", a), rows)
-    y = hide(ops, ops.upcast("consistency", b), rows)
+    x = hide(ops, ops.upcast("consistency", a), mask)
+    y = hide(ops, ops.upcast("consistency", b), mask)
     if metric == "cosine":
         return reduce(ops, _cosine_distance(ops, x, y), reduction, mask)
     if metric == "kl":
         return reduce(ops, symmetric_kl(ops, x, y), reduction, mask)
     values = ops.square(x - y) if metric == "mse" else ops.abs(x - y)
-    if mask is None or reduction == "none":
-        return reduce(ops, values, reduction, rows)
+    if mask is None:
+        return reduce(ops, values, reduction)
+    if reduction == "none":
+        return ops.cast(mask, values)[..., None] * values
     per_row = ops.sum(values, -1)
     return reduce(ops, per_row / max(shape[-1], 1) if reduction == "mean" else per_row, reduction, mask)
 
@@ -81,8 +82,8 @@ def orthogonality(
 
     `normalize` divides rows by their lengths first; a zero row stays zero and has gradient 0. `axis` says what a row
     is: every vector of the last axis, one position of the `sequence` (second to last axis), or one entry of the
-    `vocabulary` (last axis). An array of rank 1 is one row. `sample_size` takes that many rows at random, scaled so that the
-    result is right on average. With more rows than columns nothing larger than columns × columns is built.
+    `vocabulary` (last axis). An array of rank 1 is one row. `sample_size` takes that many rows at random, scaled so
+    that the result is right on average. With more rows than columns nothing larger than columns × columns is built.
 
     >>> import numpy as np
     >>> float(orthogonality(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])))

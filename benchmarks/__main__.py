@@ -1,0 +1,45 @@
+"""Run the benchmarks, all or the named ones, and say which rows are over their limit."""
+
+import argparse
+import importlib
+import os
+import platform
+import time
+from importlib.metadata import version
+
+# Before any library starts its threads: one each, or the sides would compete for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+BENCHMARKS = ("import_time", "norms", "divergences", "ragged", "orthogonality", "packing")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the repetitions")
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in BENCHMARKS:
+            parser.error(f"no benchmark {name}; there are {', '.join(BENCHMARKS)}")
+
+    from .harness import show
+
+    versions = ", ".join(f"{library} {version(library)}" for library in ("numpy", "torch", "jax"))
+    print(f"Python {platform.python_version()}, {versions}; {platform.machine()}, one thread")
+    over: list[str] = []
+    start = time.perf_counter()
+    for name in arguments.names or BENCHMARKS:
+        module = importlib.import_module(f"benchmarks.{name}")
+        print(f"\n{name}: {module.__doc__.splitlines()[0]}\n", flush=True)
+        rows = module.run(0.2 if arguments.quick else 1.0)
+        show(rows)
+        over += [f"{name}: {row.case}: {row.result}; {row.limit}" for row in rows if row.over]
+    print(f"\n{time.perf_counter() - start:.0f} s. Rows over their limit: {len(over)}")
+    for line in over:
+        print(f"  {line}")
+
+
+if __name__ == "__main__":
+    main()
