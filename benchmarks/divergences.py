@@ -7,7 +7,7 @@ from torch import Tensor
 
 import penalties
 
-from .harness import Row, compare, gradient
+from .harness import Row, compare, gradient, keep_memory
 
 
 def naive_kl(p: Tensor, q: Tensor) -> Tensor:
@@ -32,6 +32,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], int]] = {
 
 
 def run(scale: float) -> list[Row]:
+    keep_memory()
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1000, 1000, generator=generator).log_softmax(-1).requires_grad_() for _ in range(2)]
     rows: list[Row] = []

@@ -8,7 +8,7 @@ from torch.nn.functional import smooth_l1_loss
 
 import penalties
 
-from .harness import Row, compare, gradient
+from .harness import Row, compare, gradient, keep_memory
 
 CLIP = 1.0
 
@@ -53,6 +53,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 
 def run(scale: float) -> list[Row]:
+    keep_memory()
     rows: list[Row] = []
     for size, seconds, limits in ((10**4, 2.0, {"most_more": 3.0}), (10**6, 1.5, {"most_ratio": 1.10})):
         x = torch.randn(size, generator=torch.Generator().manual_seed(0), requires_grad=True)

@@ -6,7 +6,7 @@ from torch.nn.functional import smooth_l1_loss
 
 import penalties
 
-from .harness import Row, compare, gradient
+from .harness import Row, compare, gradient, keep_memory
 
 
 def looped(*leaves: Tensor) -> Tensor:
@@ -29,6 +29,7 @@ def together(*leaves: Tensor) -> Tensor:
 
 
 def run(scale: float) -> list[Row]:
+    keep_memory()
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(50, 263, (64,), generator=generator).tolist()
     leaves = [torch.randn(length, generator=generator, requires_grad=True) for length in lengths]

@@ -1,0 +1,26 @@
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu" if os.environ.get("PENALTIES_DEVICE", "cpu") == "cpu" else "")
+
+import hypothesis
+import pytest
+import torch
+
+from tests.libraries import DIFFERENTIABLE, LIBRARIES
+
+hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=30, database=None)
+hypothesis.settings.load_profile("seeded")
+torch.set_num_threads(1)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that asks for `library` on every library, one that asks for `autodiff` on those with gradients."""
+    for fixture, libraries in (("library", LIBRARIES), ("autodiff", DIFFERENTIABLE)):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, libraries, ids=lambda library: library.name)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    """Start each test without compiled code of an earlier one, so that recompilation limits never meet."""
+    torch.compiler.reset()

@@ -1,0 +1,105 @@
+"""Known values and gradients, on every library."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penalties as pn
+from tests.golden import GRADIENTS, PENALTIES, VALUES
+from tests.libraries import call
+
+SCALARS = {"sum": lambda z: z.sum(), "squares": lambda z: (z * z).sum()}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "factor", "expected"), [r[1:] for r in VALUES], ids=[r[0] for r in VALUES]
+)
+def test_value(
+    library: Any, name: str, inputs: list[Any], options: dict[str, Any], factor: float, expected: Any
+) -> None:
+    value = library.numpy(call(library, name, *inputs, dtype="float64", **options))
+    np.testing.assert_allclose(factor * value, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "factor", "expected"), [r[1:] for r in GRADIENTS], ids=[r[0] for r in GRADIENTS]
+)
+def test_gradient(
+    autodiff: Any, name: str, inputs: list[Any], options: dict[str, Any], factor: float, expected: Any
+) -> None:
+    arrays = [autodiff.array(x, "float64") for x in inputs]
+    found = autodiff.gradients(lambda *leaves: factor * getattr(pn, name)(*leaves, **options), *arrays)
+    for gradient, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gradient, right, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("fn", "x", "target", "expected"), [r[1:] for r in PENALTIES], ids=[r[0] for r in PENALTIES])
+def test_gradient_penalty(autodiff: Any, fn: str, x: list[float], target: float, expected: float) -> None:
+    point = autodiff.array(x, "float64")
+    value = pn.gradient_penalty(SCALARS[fn], point, target_norm=target)
+    np.testing.assert_allclose(autodiff.numpy(value), expected, rtol=1e-8, atol=1e-12)
+
+
+def test_gradient_of_the_gradient_penalty(autodiff: Any) -> None:
+    (found,) = autodiff.gradients(lambda z: pn.gradient_penalty(SCALARS["squares"], z), autodiff.array([1.0, 2.0]))
+    np.testing.assert_allclose(found, [6.21114562, 12.42229124], rtol=1e-6)
+
+
+def test_interpolated_penalty_of_a_linear_function_does_not_depend_on_the_draw(autodiff: Any) -> None:
+    rng = np.random.default_rng(0)
+    for n in (3, 7):
+        x, reference = autodiff.array(rng.normal(size=n)), autodiff.array(rng.normal(size=n))
+        for seed in (0, 1):
+            value = pn.interpolated_gradient_penalty(SCALARS["sum"], x, reference, seed=seed)
+            np.testing.assert_allclose(autodiff.numpy(value), (n**0.5 - 1) ** 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8), (2, 3, 4, 8), (8,)])
+@pytest.mark.parametrize("mode", ["soft", "hard", "spectral"])
+@pytest.mark.parametrize("axis", ["rows", "sequence", "vocabulary"])
+def test_orthogonality_takes_every_rank(library: Any, shape: tuple[int, ...], mode: str, axis: str) -> None:
+    x = np.random.default_rng(1).normal(size=shape)
+    value = library.numpy(call(library, "orthogonality", x, mode=mode, axis=axis))
+    assert value.shape == ()
+    assert np.isfinite(value)
+    if library.differentiates:
+        (gradient,) = library.gradients(lambda z: pn.orthogonality(z, mode=mode, axis=axis), library.array(x))
+        assert gradient.shape == shape
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("axis", "matrix"),
+    [
+        ("rows", lambda x: x.reshape(-1, 8)),
+        ("sequence", lambda x: np.moveaxis(x, -2, 0).reshape(4, -1)),
+        ("vocabulary", lambda x: np.moveaxis(x, -1, 0).reshape(8, -1)),
+    ],
+)
+@pytest.mark.parametrize("shape", [(4, 8), (2, 4, 8), (3, 2, 4, 8)])
+def test_axis_says_what_a_row_is(library: Any, axis: str, matrix: Any, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(2).normal(size=shape)
+    found = library.numpy(call(library, "orthogonality", x, axis=axis))
+    np.testing.assert_allclose(found, library.numpy(call(library, "orthogonality", matrix(x))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["kl_divergence", "js_divergence"])
+@pytest.mark.parametrize(
+    ("shape", "reduction", "expected"), [((2, 4), "none", (2,)), ((2, 4, 9), "mean", ()), ((4,), "none", ())]
+)
+def test_divergence_shapes(
+    library: Any, name: str, shape: tuple[int, ...], reduction: str, expected: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(3).normal(size=shape)
+    assert call(library, name, x, x[::-1], reduction=reduction, logits=True).shape == expected
+
+
+def test_entropy_mode_is_named_by_its_effect_on_a_minimised_loss(autodiff: Any) -> None:
+    """A step down the gradient of the penalty lowers entropy; of the bonus, raises it."""
+    logits = np.random.default_rng(4).normal(size=(3, 6))
+    before = autodiff.numpy(call(autodiff, "entropy", logits, logits=True))
+    for mode, sign in (("penalty", -1), ("bonus", 1)):
+        (gradient,) = autodiff.gradients(lambda z, m=mode: pn.entropy(z, mode=m, logits=True), autodiff.array(logits))
+        after = autodiff.numpy(call(autodiff, "entropy", logits - 0.1 * gradient, logits=True))
+        assert sign * (after - before) > 1e-4
