@@ -15,7 +15,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_
 # The profiler reports every start and stop.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-# Run in this order: packing depends on what the system does with freed memory, and the next ones keep it.
+# Run in this order: packing measures what returned memory costs, and the ones after it keep theirs.
 BENCHMARKS = ("import_time", "packing", "norms", "divergences", "ragged", "orthogonality")
 
 
@@ -38,10 +38,16 @@ def main() -> None:
         if arguments.names and name not in arguments.names:
             continue
         module = importlib.import_module(f"benchmarks.{name}")
-        print(f"\n{name}: {module.__doc__.splitlines()[0]}\n", flush=True)
+        title = str(module.__doc__).splitlines()[0]
+        print(f"\n{name}: {title}\n", flush=True)
         rows = module.run(0.2 if arguments.quick else 1.0)
-        show(rows)
-        over += [f"{name}: {row.case}: {row.result}; {row.limit}" for row in rows if row.over]
+        if rows:
+            show(rows)
+        over += [
+            f"{name}, {row.case}: {row.ratio:#.3g} times, {row.more:+.1f} {row.unit}; {row.limit}"
+            for row in rows
+            if row.over
+        ]
     print(f"\n{time.perf_counter() - start:.0f} s. Rows over their limit: {len(over)}")
     for line in over:
         print(f"  {line}")

@@ -10,12 +10,14 @@ from .harness import Row, compare, gradient, keep_memory
 
 
 def looped(*leaves: Tensor) -> Tensor:
-    l1 = sum(x.abs().sum() for x in leaves)
-    l2 = sum(x.pow(2).sum() for x in leaves)
-    elastic_net = sum(0.5 * x.abs().sum() + 0.5 * x.pow(2).sum() for x in leaves)
-    smooth_l1 = sum(smooth_l1_loss(x, torch.zeros_like(x), reduction="sum") for x in leaves)
-    clipped = sum(x.clamp(-1.0, 1.0).pow(2).sum() for x in leaves)
-    return l1 + l2 + elastic_net + smooth_l1 + clipped
+    total = torch.zeros(())
+    for x in leaves:
+        total = total + x.abs().sum()
+        total = total + x.pow(2).sum()
+        total = total + 0.5 * x.abs().sum() + 0.5 * x.pow(2).sum()
+        total = total + smooth_l1_loss(x, torch.zeros_like(x), reduction="sum")
+        total = total + x.clamp(-1.0, 1.0).pow(2).sum()
+    return total
 
 
 def together(*leaves: Tensor) -> Tensor:

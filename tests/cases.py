@@ -14,7 +14,7 @@ import penalties as pn
 
 @dataclass(frozen=True)
 class Case:
-    """A call: `make(rng)` gives the arrays to differentiate, `options` the rest (arrays among them become the library's)."""
+    """A call: `make(rng)` gives the arrays to differentiate, `options` the rest; arrays there become the library's."""
 
     name: str
     make: Callable[[np.random.Generator], Sequence[np.ndarray]]
@@ -49,7 +49,7 @@ class Case:
         """What errors of the value are relative to."""
         if self.size is not None:
             return self.size(*inputs, **self.options)
-        return float(np.max(np.abs(value), initial=0.0))
+        return float(np.sum(np.abs(value)))
 
 
 def values(*shape: int) -> Callable[[np.random.Generator], list[np.ndarray]]:
@@ -86,6 +86,11 @@ def magnitude(*inputs: np.ndarray, **options: Any) -> float:
                 a, b = (log_softmax(x / options.get("temperature", 1.0)) for x in (a, b))
             total += float(np.sum(np.exp(a) * np.abs(b)))
     return total
+
+
+def distance(y: np.ndarray, **options: Any) -> float:
+    """The squares that (length − target)² is made of."""
+    return float(np.sum(y * y)) + 1.0
 
 
 def as_list(x: Any, y: Any, *, fn: str, **options: Any) -> Any:
@@ -256,7 +261,7 @@ def _smoothness() -> list[Case]:
         Case(
             "interpolated_gradient_penalty", two_data_and_weights, {"seed": EPSILON}, interpolated, needs_gradient=True
         ),
-        *(Case("output_magnitude", values(2, 3), {"reduction": r}) for r in ("mean", "sum")),
+        *(Case("output_magnitude", values(2, 3), {"reduction": r}, size=distance) for r in ("mean", "sum")),
         Case("output_magnitude", values(2, 3), {"target": 0.0}),
     ]
 

@@ -1,6 +1,6 @@
 """Known values: (id, function, inputs, options, factor, expected), where factor·function(inputs) = expected.
 
-A factor is what a weight would be. Expected values with more than seven digits were computed in float64 from the formula.
+A factor is what a weight would be. Expected values of more than seven digits were computed in float64 by the formula.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The three libraries behind one face, so that a test is written once.
 
-`PENALTIES_BACKEND` (numpy, torch, jax, comma-separated) and `PENALTIES_DEVICE` (cpu, cuda) choose what the suite runs on;
-`PENALTIES_DTYPE` (float32, float64) chooses the precision of tests that leave it open.
+`PENALTIES_BACKEND` (numpy, torch, jax, comma-separated) and `PENALTIES_DEVICE` (cpu, cuda) choose what the suite runs
+on; `PENALTIES_DTYPE` (float32, float64) chooses the precision of tests that leave it open.
 """
 
 import os

@@ -33,7 +33,7 @@ __all__ = [
     "mean",
     "moveaxis",
     "packs",
-    "repeat",
+    "power_iteration",
     "smooth_abs",
     "sqrt",
     "square",
@@ -181,11 +181,17 @@ def stop_gradient(x: "Array") -> "Array":
     return _jax().lax.stop_gradient(x)
 
 
-def repeat(step: Callable[["Array"], "Array"], start: "Array", times: int) -> "Array":
-    def body(_: int, value: "Array") -> "Array":
-        return step(value)
+def power_iteration(matrix: "Array", start: "Array", times: int) -> "Array":
+    # One function for every call, with the matrix as its argument: a closure would be compiled anew each time.
+    _, vector = _jax().lax.fori_loop(0, times, _turn, (matrix, start))
+    return vector
 
-    return _jax().lax.fori_loop(0, times, body, start)
+
+def _turn(_: int, state: tuple["Array", "Array"]) -> tuple["Array", "Array"]:
+    matrix, vector = state
+    vector = matmul(matrix, matmul(matrix, vector))
+    largest = amax(abs(vector))
+    return matrix, vector / where(largest > 0, largest, 1.0)
 
 
 def draws(seed: Any) -> bool:

@@ -28,7 +28,7 @@ __all__ = [
     "mean",
     "moveaxis",
     "packs",
-    "repeat",
+    "power_iteration",
     "smooth_abs",
     "sqrt",
     "square",
@@ -175,11 +175,13 @@ def stop_gradient(x: NDArray) -> NDArray:
     return x
 
 
-def repeat(step: Callable[[NDArray], NDArray], start: NDArray, times: int) -> NDArray:
-    value = start
+def power_iteration(matrix: NDArray, start: NDArray, times: int) -> NDArray:
+    vector = start
     for _ in range(times):
-        value = step(value)
-    return value
+        vector = matmul(matrix, matmul(matrix, vector))
+        largest = amax(abs(vector))
+        vector = vector / where(largest > 0, largest, 1.0)
+    return vector
 
 
 def draws(seed: object) -> bool:

@@ -125,8 +125,11 @@ class Backend(Protocol):
         """`x` as a constant."""
         ...
 
-    def repeat(self, step: Callable[[Any], Any], start: Any, times: int, /) -> Any:
-        """`step` applied to `start` that many times; never differentiated."""
+    def power_iteration(self, matrix: Any, start: Any, times: int, /) -> Any:
+        """A vector along the eigenvectors of the largest |eigenvalue| of a symmetric matrix; of any length.
+
+        Every turn applies the matrix twice: eigenvalues +c and −c would otherwise keep the vector turning.
+        """
         ...
 
     def draws(self, seed: object, /) -> bool:

@@ -34,7 +34,7 @@ __all__ = [
     "mean",
     "moveaxis",
     "packs",
-    "repeat",
+    "power_iteration",
     "smooth_abs",
     "sqrt",
     "square",
@@ -191,11 +191,13 @@ def stop_gradient(x: "Tensor") -> "Tensor":
     return x.detach()
 
 
-def repeat(step: Callable[["Tensor"], "Tensor"], start: "Tensor", times: int) -> "Tensor":
-    value = start
+def power_iteration(matrix: "Tensor", start: "Tensor", times: int) -> "Tensor":
+    vector = start
     for _ in range(times):
-        value = step(value)
-    return value
+        vector = matmul(matrix, matmul(matrix, vector))
+        largest = amax(abs(vector))
+        vector = vector / where(largest > 0, largest, 1.0)
+    return vector
 
 
 def draws(seed: object) -> bool:

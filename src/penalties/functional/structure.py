@@ -183,14 +183,7 @@ def _spectral(ops: Backend, matrix: Any, exact: bool, iterations: int) -> Any:
         matrix = matrix.T
     fixed = ops.stop_gradient(matrix)
     deviation = ops.matmul(fixed, fixed.T) - ops.eye(size, fixed)
-
-    def step(vector: Any) -> Any:
-        # The deviation twice: eigenvalues +c and −c of equal size would otherwise keep the vector turning.
-        turned = ops.matmul(deviation, ops.matmul(deviation, vector))
-        largest = ops.amax(ops.abs(turned))
-        return turned / ops.where(largest > 0, largest, 1.0)
-
-    vector, _ = unit(ops, ops.repeat(step, ops.constant(_start(size), fixed), iterations))
+    vector, _ = unit(ops, ops.power_iteration(deviation, ops.constant(_start(size), fixed), iterations))
     return norm(ops, ops.matmul(matrix, ops.matmul(matrix.T, vector)) - vector)
 
 

@@ -1,0 +1,158 @@
+"""The documentation: its code runs and prints what it says, and no public name is missing from it."""
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import penalties
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FAMILIES = ("norms", "divergences", "estimators", "structure", "smoothness", "logprobs", "finite")
+
+NAMES = [name for name in penalties.__all__ if name != "__version__"]
+FUNCTIONS = [name for name in NAMES if not name.endswith("Error")]
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+# Code, and what it prints where a ```text block follows directly.
+PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+
+
+def run(page: str, text: str) -> None:
+    """Run the blocks of a page in one namespace, in order, and compare what they print."""
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for block in PYTHON.finditer(text):
+        code, printed = block.groups(default="")
+        line = text.count("\n", 0, block.start(1))
+        # Empty lines in front: a traceback then shows the line number in the page.
+        program = compile("\n" * line + code, page, "exec")
+        output = io.StringIO()
+        # The other tests turn 64 bits on in JAX; a reader has not.
+        with contextlib.redirect_stdout(output), jax.enable_x64(False):
+            exec(program, namespace)
+        assert output.getvalue() == printed, f"{page}:{line}"
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def headings(path: Path) -> list[str]:
+    return re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+
+
+def test_a_page_that_prints_something_else_fails():
+    page = "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n{}\n```\n"
+    run("page", page.format(1))
+    with pytest.raises(AssertionError):
+        run("page", page.format(2))
+
+
+def test_a_page_that_prints_without_saying_so_fails():
+    with pytest.raises(AssertionError):
+        run("page", "```python\nprint(1)\n```\n\nText in between.\n\n```text\n1\n```\n")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_code_on_the_page_runs_and_prints_what_it_says(path: Path):
+    text = path.read_text()
+    # A fence that the extractor does not see, because it is indented, would never run.
+    assert len(PYTHON.findall(text)) == len(re.findall(r"^\s*```\s*(?:python|py)\b", text, re.MULTILINE))
+    run(page_id(path), text)
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.parent == ROOT], ids=page_id)
+def test_links_of_the_page_lead_somewhere(path: Path):
+    # Those inside docs/ are checked when the site is built.
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", path.read_text()) if "://" not in target]
+    for target in targets:
+        file, _, anchor = target.partition("#")
+        assert (path.parent / file).is_file(), target
+        if anchor:
+            assert anchor in [heading.lower().replace(" ", "-") for heading in headings(path.parent / file)], target
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_has_a_docstring_with_an_example(name: str):
+    docstring = getattr(penalties, name).__doc__
+    assert docstring
+    assert ">>> " in docstring
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_is_on_the_api_page(name: str):
+    entries = (DOCS / "api.md").read_text().splitlines()
+    assert entries.count(f"::: penalties.{name}") == 1
+
+
+def test_api_page_has_no_name_that_is_not_public():
+    entries = re.findall(r"^::: penalties\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted(entries) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_has_its_own_section_on_one_family_page(name: str):
+    pages = [family for family in FAMILIES if name in headings(DOCS / f"{family}.md")]
+    assert len(pages) == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_section_of_the_function_says_what_one_needs_to_know(name: str):
+    (section,) = (
+        found[0]
+        for family in FAMILIES
+        if (found := re.findall(rf"^## {name}\n(.*?)(?=^## |\Z)", (DOCS / f"{family}.md").read_text(), re.M | re.S))
+    )
+    for part in ("When", "Typical weights", "ptions", "dges", "radient"):
+        assert re.search(rf"\*\*[^*]*{part}[^*]*\*\*", section), part
+    assert "```python" in section
+    assert "```text" in section
+
+
+def test_every_page_is_in_the_navigation_once():
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    listed = re.findall(r"[\w./-]+\.md", navigation)
+    assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+
+
+def test_site_builds_without_warnings(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    api = (tmp_path / "api" / "index.html").read_text()
+    for name in NAMES:
+        assert f'id="penalties.{name}"' in api
+    assert "<blockquote>" not in api  # a doctest outside a code fence reads as one
+
+
+def test_quickstart_prints_its_table():
+    command = [sys.executable, "-W", "error", "examples/quickstart.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    header, *lines = result.stdout.splitlines()
+    assert header.split() == ["step", "term", "value", "weight", "contribution"]
+
+    rows = [line.split() for line in lines if "base" in line or line.startswith("      ")]
+    totals = [float(row[-1]) for row in rows if row[0] == "total"]
+    assert len(totals) == 4
+    for name in ("sparsity", "confidence", "overlap", "consistency"):
+        terms = [[float(number) for number in row[1:]] for row in rows if row[0] == name]
+        assert len(terms) == len(totals)
+        for value, weight, contribution in terms:
+            assert contribution == pytest.approx(weight * value, abs=2e-4)
+    assert totals[-1] < totals[0]
+
+    before, after = lines[-2:]
+    assert before.startswith("before: test accuracy")
+    assert after.startswith("after:  test accuracy")
+    accuracies = [float(re.search(r"accuracy +([\d.]+)%", line)[1]) for line in (before, after)]
+    assert accuracies[0] < 90 < accuracies[1]
