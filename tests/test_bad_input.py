@@ -104,12 +104,10 @@ def test_options_that_do_not_go_together(library: Any, options: dict[str, Any], 
 def test_an_unknown_option_names_the_nearest(library: Any) -> None:
     with pytest.raises(pn.OptionError) as caught:
         call(library, "l1", X, reducton="mean")
-    assert str(caught.value) == (
-        'l1: reducton="mean"; expected no such option (did you mean reduction? the options are reduction)'
-    )
-    with pytest.raises(pn.OptionError, match=r"lambda.* no such option \(the options are reduction, center, clip\)"):
+    assert str(caught.value) == ('l1: reducton="mean"; expected only the options reduction; did you mean reduction?')
+    with pytest.raises(pn.OptionError, match="l2: lambda=0.1; expected only the options reduction, center, clip$"):
         call(library, "l2", X, **{"lambda": 0.1})
-    with pytest.raises(pn.OptionError, match=r"no such option \(there are no options\)"):
+    with pytest.raises(pn.OptionError, match="renormalize: axis=0; expected no options$"):
         call(library, "renormalize", X, axis=0)
 
 
@@ -283,11 +281,10 @@ def test_a_function_that_torch_cannot_differentiate(cut: Any) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "random", None])
 def test_what_is_no_seed(library: Any, seed: Any) -> None:
-    message = (
-        f"a whole number of at least 0, {library.errors}'s own generator or key, or the drawn {library.errors} array"
-    )
-    with pytest.raises(pn.OptionError, match=re.escape(message)):
-        call(library, "orthogonality", np.ones((4, 2)), sample_size=2, seed=seed)
+    message = f"a whole number of at least 0, a.*(Generator|key), or the drawn {library.errors} array$"
+    for rows in (2, 4):
+        with pytest.raises(pn.OptionError, match=message):
+            call(library, "orthogonality", np.ones((rows, 2)), sample_size=2, seed=seed)
 
 
 def test_draws_of_the_wrong_number(library: Any) -> None:

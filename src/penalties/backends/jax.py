@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from jax import Array
 
 __all__ = [
+    "GENERATOR",
     "LIBRARY",
     "abs",
     "add",
     "amax",
     "any",
+    "arange",
     "cast",
     "choice",
     "clip",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 LIBRARY: Final = "JAX"
+GENERATOR: Final = "a JAX key"
 
 # Outside jit an operation costs tens of microseconds, inside a fused copy costs little: packing pays up to here.
 _PACK_BELOW: Final = 8192
@@ -75,6 +78,10 @@ def cast(x: "Array", like: "Array") -> "Array":
 
 def constant(values: "np.ndarray[Any, Any]", like: "Array") -> "Array":
     return _jax().numpy.asarray(values, like.dtype if values.dtype.kind == "f" else None)
+
+
+def arange(size: int, like: "Array") -> "Array":
+    return _jax().numpy.arange(size, dtype=like.dtype)
 
 
 def eye(size: int, like: "Array") -> "Array":

@@ -8,11 +8,13 @@ import numpy as np
 from ..errors import BackendError
 
 __all__ = [
+    "GENERATOR",
     "LIBRARY",
     "abs",
     "add",
     "amax",
     "any",
+    "arange",
     "cast",
     "choice",
     "clip",
@@ -45,6 +47,7 @@ __all__ = [
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 LIBRARY: Final = "NumPy"
+GENERATOR: Final = "a numpy.random.Generator"
 
 # Packing copies once and saves one round of Python per leaf: it stops paying at about this mean leaf size.
 _PACK_BELOW: Final = 8192
@@ -68,6 +71,10 @@ def cast(x: NDArray, like: NDArray) -> NDArray:
 
 def constant(values: NDArray, like: NDArray) -> NDArray:
     return cast(values, like) if values.dtype.kind == "f" else values
+
+
+def arange(size: int, like: NDArray) -> NDArray:
+    return np.arange(size, dtype=like.dtype)
 
 
 def eye(size: int, like: NDArray) -> NDArray:

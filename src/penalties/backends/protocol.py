@@ -21,6 +21,11 @@ class Backend(Protocol):
         """The name that error messages use."""
         ...
 
+    @property
+    def GENERATOR(self) -> str:
+        """What `draws` accepts, for error messages."""
+        ...
+
     def upcast(self, function: str, x: Any, /) -> Any:
         """Floats of at least 32 bits: half precision becomes float32, integers and bools the default float."""
         ...
@@ -31,6 +36,10 @@ class Backend(Protocol):
 
     def constant(self, values: "np.ndarray[Any, Any]", like: Any, /) -> Any:
         """A NumPy array as an array of this library, beside `like`; floats take its dtype, integers keep theirs."""
+        ...
+
+    def arange(self, size: int, like: Any, /) -> Any:
+        """0, 1, … size − 1 in the dtype of `like`, beside it."""
         ...
 
     def eye(self, size: int, like: Any, /) -> Any:
@@ -106,7 +115,7 @@ class Backend(Protocol):
         ...
 
     def matmul(self, a: Any, b: Any, /) -> Any:
-        """Matrix product in full precision, whatever autocast or default precision says."""
+        """Matrix product in the precision of its inputs, whatever autocast or JAX's default says."""
         ...
 
     def moveaxis(self, x: Any, source: int, to: int, /) -> Any:

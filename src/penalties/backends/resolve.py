@@ -1,7 +1,7 @@
 """Which backend owns an array."""
 
 import sys
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from ..errors import BackendError
 from .protocol import Backend
 
 __all__ = ["backend_of", "owner"]
+
+# A tuple, not a union: torch.compile cannot trace the union of NumPy's types.
+_NUMPY: Final = (np.ndarray, np.generic)
 
 
 def owner(x: object) -> Backend | None:
@@ -22,7 +25,7 @@ def owner(x: object) -> Backend | None:
         from . import torch as torch_backend
 
         return torch_backend
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, _NUMPY):
         from . import numpy as numpy_backend
 
         return numpy_backend

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 __all__ = [
+    "GENERATOR",
     "LIBRARY",
     "abs",
     "add",
     "amax",
     "any",
+    "arange",
     "cast",
     "choice",
     "clip",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 LIBRARY: Final = "PyTorch"
+GENERATOR: Final = "a torch.Generator"
 
 # Packing copies every element twice (there and back) and saves about 20 µs of dispatch per leaf: on a CPU the two
 # meet at about this mean leaf size. A GPU copies some hundred times faster.
@@ -74,6 +77,12 @@ def constant(values: "np.ndarray[Any, Any]", like: "Tensor") -> "Tensor":
     import torch
 
     return torch.as_tensor(values, dtype=like.dtype if values.dtype.kind == "f" else None, device=like.device)
+
+
+def arange(size: int, like: "Tensor") -> "Tensor":
+    import torch
+
+    return torch.arange(size, dtype=like.dtype, device=like.device)
 
 
 def eye(size: int, like: "Tensor") -> "Tensor":
@@ -230,8 +239,9 @@ def value_and_gradient(function: str, fn: Callable[["Tensor"], "Tensor"], x: "Te
         return value, pull_back(torch.ones_like(value))[0]
     # Elsewhere the plain form: it lets the network change its buffers, as BatchNorm does while training.
     recorded = torch.is_grad_enabled()
-    with torch.enable_grad():
-        point = x if x.requires_grad else x.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        point = x.clone() if x.is_inference() else x
+        point = point if point.requires_grad else point.detach().requires_grad_()
         value = fn(point)
         gradient = None
         if value.requires_grad:

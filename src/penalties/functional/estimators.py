@@ -46,8 +46,9 @@ def kl_estimate(
     """KL(policy ‖ reference) from tokens sampled by the policy.
 
     With `d = reference − logprobs`: k1 = −d (unbiased, any sign), k2 = ½d² (low variance, biased) and
-    k3 = e^d − 1 − d (unbiased, never negative). The gradients with respect to `logprobs` are 1, −d and 1 − e^d.
-    `mask` has the shape of `logprobs`; all three may be nests of the same structure.
+    k3 = e^d − 1 − d (unbiased, never negative). The gradients with respect to `logprobs` are 1, −d and 1 − e^d. As a
+    loss on the policy's own samples k2 has the gradient of this KL, k3 that of KL(reference ‖ policy), and k1 none on
+    average: it is a measurement. `mask` has the shape of `logprobs`; all three may be nests of the same structure.
 
     >>> import numpy as np
     >>> policy, reference = np.log([0.5, 0.2]), np.log([0.4, 0.4])
@@ -93,8 +94,9 @@ def entropy_estimate(
 ) -> Any:
     """Entropy of the policy from tokens it sampled: the mean of `−logprobs`.
 
-    `mode="penalty"` returns +H, which lowers entropy when minimised; `mode="bonus"` returns −H, which raises it. The
-    gradient is −1 (or +1) per token. `mask` has the shape of `logprobs`; both may be nests of the same structure.
+    `mode="penalty"` returns +H and `mode="bonus"` −H; the gradient is −1 (or +1) per token. On tokens of a fixed data
+    set the bonus lowers their probability and so flattens the policy; on the policy's own samples the gradient is 0 on
+    average, as for k1. `mask` has the shape of `logprobs`; both may be nests of the same structure.
 
     >>> import numpy as np
     >>> round(float(entropy_estimate(np.log([0.5, 0.25]))), 6)

@@ -142,7 +142,7 @@ def _maker(nest: Any) -> Callable[[Iterable[Any]], Any]:
 def _pytree(nest: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     """The leaves of an instance of a class that is registered with JAX, and what rebuilds it; else None."""
     jax = sys.modules.get("jax")
-    if jax is None or isinstance(nest, list | tuple):
+    if jax is None or isinstance(nest, list | tuple | Iterator):
         return None
     leaves, structure = jax.tree_util.tree_flatten(nest)
     if jax.tree_util.treedef_is_leaf(structure):

@@ -11,12 +11,13 @@ import numpy as np
 
 from ..errors import OptionError, ShapeError
 
-__all__ = ["check_choice", "check_count", "check_flag", "check_number", "check_same_shape", "penalty"]
+__all__ = ["check_choice", "check_count", "check_flag", "check_number", "check_same_shape", "is_whole", "penalty"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating)
+_FLAGS: Final = (bool, np.bool_)
 _WHOLE: Final[tuple[type[Any], ...]] = (int, np.integer)
 
 
@@ -39,9 +40,9 @@ def penalty(fn: Callable[P, R]) -> Callable[P, R]:
 
 def _unknown(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:
     near = difflib.get_close_matches(option, options, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    have = f"the options are {', '.join(options)}" if options else "there are no options"
-    return OptionError(function, option, value, f"no such option ({hint}{have})")
+    hint = f"; did you mean {near[0]}?" if near else ""
+    allowed = f"only the options {', '.join(options)}" if options else "no options"
+    return OptionError(function, option, value, allowed + hint)
 
 
 def check_choice(function: str, option: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -53,7 +54,7 @@ def check_choice(function: str, option: str, value: object, allowed: tuple[str, 
 
 def check_flag(function: str, option: str, value: object) -> None:
     """Refuse anything but True and False."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, _FLAGS):
         raise OptionError(function, option, value, "True or False")
 
 
@@ -78,9 +79,14 @@ def check_number(
         raise OptionError(function, option, cast("object", value), expected)
 
 
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number; True and False are not."""
+    return isinstance(value, _WHOLE) and not isinstance(value, bool)
+
+
 def check_count(function: str, option: str, value: Any, least: int) -> None:
     """Refuse what is no whole number of at least `least`."""
-    if not isinstance(value, _WHOLE) or isinstance(value, bool) or value < least:
+    if not is_whole(value) or value < least:
         raise OptionError(function, option, cast("object", value), f"a whole number of at least {least}")
 
 

@@ -6,9 +6,16 @@ import numpy as np
 
 from ..backends import Backend, owner
 from ..errors import OptionError, ShapeError
-from .options import check_count
+from .options import is_whole
 
-__all__ = ["draw_rows", "draw_uniform"]
+__all__ = ["check_seed", "draw_rows", "draw_uniform"]
+
+
+def check_seed(function: str, ops: Backend, seed: Any) -> None:
+    """Refuse what nothing can be drawn from."""
+    if not (ops.draws(seed) or owner(seed) is ops or (is_whole(seed) and seed >= 0)):
+        expected = f"a whole number of at least 0, {ops.GENERATOR}, or the drawn {ops.LIBRARY} array"
+        raise OptionError(function, "seed", seed, expected)
 
 
 def draw_uniform(function: str, ops: Backend, seed: Any, count: int, like: Any) -> Any:
@@ -17,7 +24,7 @@ def draw_uniform(function: str, ops: Backend, seed: Any, count: int, like: Any) 
         return ops.uniform(seed, count, like)
     if owner(seed) is ops:
         return _given(function, seed, count, "one number per sample")
-    return ops.constant(_generator(function, ops, seed).random(count), like)
+    return ops.constant(np.random.default_rng(int(seed)).random(count), like)
 
 
 def draw_rows(function: str, ops: Backend, seed: Any, total: int, count: int, like: Any) -> Any:
@@ -26,19 +33,10 @@ def draw_rows(function: str, ops: Backend, seed: Any, total: int, count: int, li
         return ops.choice(seed, total, count, like)
     if owner(seed) is ops:
         return _given(function, seed, count, "one row number per sampled row")
-    return ops.constant(_generator(function, ops, seed).choice(total, count, replace=False), like)
+    return ops.constant(np.random.default_rng(int(seed)).choice(total, count, replace=False), like)
 
 
 def _given(function: str, drawn: Any, count: int, meaning: str) -> Any:
     if tuple(drawn.shape) != (count,):
         raise ShapeError(f"{function}: seed has shape {tuple(drawn.shape)}; expected ({count},), {meaning}")
     return drawn
-
-
-def _generator(function: str, ops: Backend, seed: Any) -> np.random.Generator:
-    try:
-        check_count(function, "seed", seed, 0)
-    except OptionError:
-        own = f"{ops.LIBRARY}'s own generator or key, or the drawn {ops.LIBRARY} array"
-        raise OptionError(function, "seed", seed, f"a whole number of at least 0, {own}") from None
-    return np.random.default_rng(int(seed))

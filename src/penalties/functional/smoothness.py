@@ -8,7 +8,7 @@ from ..arrays import ArrayT
 from ..backends import Backend, backend_of, owner
 from ..errors import BackendError, ShapeError
 from .options import check_choice, check_number, check_same_shape, penalty
-from .randomness import draw_uniform
+from .randomness import check_seed, draw_uniform
 from .vectors import norm
 
 __all__ = ["gradient_penalty", "interpolated_gradient_penalty", "output_magnitude", "with_gradient_penalty"]
@@ -48,6 +48,7 @@ def interpolated_gradient_penalty(
     check_same_shape(name, x=x, reference=reference)
     shape = tuple(x.shape)
     samples = shape[0] if len(shape) > 1 else 1
+    check_seed(name, ops, seed)
     epsilon = draw_uniform(name, ops, seed, samples, x)
     epsilon = epsilon.reshape((samples,) + (1,) * (len(shape) - 1)) if len(shape) > 1 else epsilon.reshape(())
     epsilon = ops.cast(epsilon, x)

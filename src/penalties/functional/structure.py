@@ -3,20 +3,19 @@
 import math
 from typing import Any, Final, Literal
 
-import numpy as np
-
 from ..arrays import ArrayT, Reduction
 from ..backends import Backend, backend_of
 from ..errors import OptionError, ShapeError
 from .divergences import symmetric_kl
 from .options import check_choice, check_count, check_flag, check_same_shape, penalty
-from .randomness import draw_rows
+from .randomness import check_seed, draw_rows
 from .reduction import REDUCTIONS, check_mask, hide, reduce
 from .vectors import norm, unit
 
 __all__ = ["consistency", "orthogonality"]
 
 _ITERATIONS: Final = 100
+_GOLDEN: Final = (1 + math.sqrt(5)) / 2
 
 
 @penalty
@@ -83,7 +82,8 @@ def orthogonality(
     `normalize` divides rows by their lengths first; a zero row stays zero and has gradient 0. `axis` says what a row
     is: every vector of the last axis, one position of the `sequence` (second to last axis), or one entry of the
     `vocabulary` (last axis). An array of rank 1 is one row. `sample_size` takes that many rows at random, scaled so
-    that the result is right on average. With more rows than columns nothing larger than columns × columns is built.
+    that the result is right on average; `seed` is a whole number (the same draw each call), a `torch.Generator`, a JAX
+    key, or the array of row numbers itself. With more rows than columns nothing larger than columns × columns is built.
 
     >>> import numpy as np
     >>> float(orthogonality(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])))
@@ -111,8 +111,10 @@ def orthogonality(
     ops = backend_of(name, x=x)
     matrix = ops.upcast(name, _matrix(ops, x, axis))
     total = matrix.shape[0]
-    if sample_size is not None and sample_size < total:
-        matrix = ops.take(matrix, draw_rows(name, ops, seed, total, sample_size, matrix))
+    if sample_size is not None:
+        check_seed(name, ops, seed)
+        if sample_size < total:
+            matrix = ops.take(matrix, draw_rows(name, ops, seed, total, sample_size, matrix))
     if normalize:
         matrix, _ = unit(ops, matrix)
     if mode == "spectral":
@@ -183,11 +185,7 @@ def _spectral(ops: Backend, matrix: Any, exact: bool, iterations: int) -> Any:
         matrix = matrix.T
     fixed = ops.stop_gradient(matrix)
     deviation = ops.matmul(fixed, fixed.T) - ops.eye(size, fixed)
-    vector, _ = unit(ops, ops.power_iteration(deviation, ops.constant(_start(size), fixed), iterations))
+    # A fixed start without symmetry: multiples of the golden ratio, so that no eigenvector is orthogonal to it.
+    start = 0.5 + (_GOLDEN * ops.arange(size, fixed)) % 1.0
+    vector, _ = unit(ops, ops.power_iteration(deviation, start, iterations))
     return norm(ops, ops.matmul(matrix, ops.matmul(matrix.T, vector)) - vector)
-
-
-def _start(size: int) -> "np.ndarray[Any, Any]":
-    """A fixed vector without symmetry, so that it is orthogonal to no eigenvector that a real matrix has."""
-    golden = (1 + math.sqrt(5)) / 2
-    return 0.5 + np.mod(golden * np.arange(1, size + 1), 1.0)
