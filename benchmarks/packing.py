@@ -67,11 +67,11 @@ def pack_over_loop(backend: Any, call: Callable[[], object], seconds: float) -> 
     return statistics.median(a / b for a, b in zip(packed, looped, strict=True))
 
 
-def always(leaves: Sequence[Any], size: int) -> bool:
+def always(leaves: Sequence[Any]) -> bool:
     return True
 
 
-def never(leaves: Sequence[Any], size: int) -> bool:
+def never(leaves: Sequence[Any]) -> bool:
     return False
 
 

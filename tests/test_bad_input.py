@@ -37,6 +37,7 @@ NUMBERS = [
     ("l2", {"clip": -1.0}, "l2: clip=-1.0; expected None or a finite number above 0"),
     ("l2", {"clip": np.inf}, "l2: clip=inf; expected None or a finite number above 0"),
     ("l2", {"center": np.nan}, 'l2: center=nan; expected None, "mean" or a finite number'),
+    ("l2", {"center": [1.0, 2.0]}, 'l2: center=[1.0, 2.0]; expected None, "mean" or a finite number'),
     ("l2", {"center": True}, 'l2: center=True; expected None, "mean" or a finite number'),
     ("elastic_net", {"l1_ratio": 1.5}, "elastic_net: l1_ratio=1.5; expected a number from 0 to 1"),
     ("elastic_net", {"l1_ratio": -0.1}, "elastic_net: l1_ratio=-0.1; expected a number from 0 to 1"),
@@ -225,8 +226,9 @@ def test_numpy_has_no_gradients() -> None:
     for fn in (pn.gradient_penalty, pn.with_gradient_penalty):
         with pytest.raises(pn.BackendError, match="has no gradients; pass a torch.Tensor or a jax.Array$"):
             fn(lambda z: z.sum(), X)
-    with pytest.raises(pn.BackendError, match="^interpolated_gradient_penalty: NumPy has no gradients"):
-        pn.interpolated_gradient_penalty(lambda z: z.sum(), X, X)
+    for seed in (0, np.random.default_rng(0), np.array([0.5, 0.5])):
+        with pytest.raises(pn.BackendError, match="^interpolated_gradient_penalty: NumPy has no gradients"):
+            pn.interpolated_gradient_penalty(lambda z: z.sum(), X, X, seed=seed)
 
 
 @pytest.mark.parametrize(

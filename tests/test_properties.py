@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import penalties as pn
+from penalties.backends import owner
 from tests.cases import log_softmax
 from tests.libraries import call
 
@@ -292,3 +293,19 @@ def test_interpolation_lies_between_its_ends(autodiff: Any) -> None:
 def test_output_magnitude_is_the_distance_from_the_target(library: Any, y: np.ndarray, target: float) -> None:
     value = number(library, "output_magnitude", y, target=target)
     assert math.isclose(value, (np.sqrt((y**2).mean()) - target) ** 2, rel_tol=1e-6, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_packed_or_not_is_the_same(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(16)
+    leaves = [library.array(rng.normal(size=shape), "float64") for shape in ((3,), (2, 4), (), (0, 2))]
+    backend = owner(leaves[0])
+    for reduction in ("sum", "mean"):
+        found = []
+        for packs in (True, False):
+            monkeypatch.setattr(backend, "packs", lambda leaves, packs=packs: packs)
+            found.append(float(library.numpy(getattr(pn, name)(leaves, reduction=reduction))))
+        assert math.isclose(*found, rel_tol=1e-9)
+    monkeypatch.undo()
+    assert backend.packs(leaves)
+    assert not backend.packs([library.array(np.zeros(2**21), "float32")] * 2)

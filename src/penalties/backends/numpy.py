@@ -1,5 +1,6 @@
 """The operations on NumPy arrays."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +27,7 @@ __all__ = [
     "eye",
     "log",
     "log_softmax",
+    "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
@@ -35,6 +37,7 @@ __all__ = [
     "sqrt",
     "square",
     "stop_gradient",
+    "subtract_where",
     "sum",
     "svdvals",
     "take",
@@ -49,8 +52,10 @@ NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 LIBRARY: Final = "NumPy"
 GENERATOR: Final = "a numpy.random.Generator"
 
-# Packing copies once and saves one round of Python per leaf: it stops paying at about this mean leaf size.
+# Packing copies once and saves one round of Python per leaf. It stops paying at about this mean leaf size, and where
+# the copy is so large that the allocator fetches fresh pages for it.
 _PACK_BELOW: Final = 8192
+_PACK_AT_MOST: Final = 2**17
 
 
 def upcast(function: str, x: NDArray) -> NDArray:
@@ -81,8 +86,11 @@ def eye(size: int, like: NDArray) -> NDArray:
     return np.eye(size, dtype=like.dtype)
 
 
-def packs(leaves: Sequence[NDArray], size: int) -> bool:
-    return size <= _PACK_BELOW * len(leaves)
+def packs(leaves: Sequence[NDArray]) -> bool:
+    size = 0
+    for leaf in leaves:
+        size += leaf.size
+    return size <= min(_PACK_BELOW * len(leaves), _PACK_AT_MOST)
 
 
 def concatenate(leaves: Sequence[NDArray]) -> NDArray:
@@ -104,10 +112,13 @@ def square(x: NDArray) -> NDArray:
     return np.square(x)
 
 
-def smooth_abs(x: NDArray, delta: float) -> NDArray:
+def smooth_abs(x: NDArray, delta: float, reduction: str) -> NDArray:
     size = np.abs(x)
     inside = np.minimum(size, delta)
-    return inside * (size - inside / 2) / delta
+    values = inside * (size - inside / 2) / delta
+    if reduction == "none":
+        return values
+    return sum(values) if reduction == "sum" else mean(values)
 
 
 def exp(x: NDArray) -> NDArray:
@@ -133,6 +144,14 @@ def clip(x: NDArray, low: float | None, high: float | None) -> NDArray:
 def where(condition: NDArray, yes: Any, no: Any) -> NDArray:
     choose: Any = np.where  # its type is partly unknown for operands that are numbers or arrays
     return choose(condition, yes, no)
+
+
+def subtract_where(condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
+    return where(condition, a, 0.0) - where(condition, b, 0.0)
+
+
+def log_tiny(x: NDArray) -> float:
+    return math.log(4 * np.finfo(x.dtype).tiny)
 
 
 def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:

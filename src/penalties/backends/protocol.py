@@ -46,8 +46,8 @@ class Backend(Protocol):
         """The identity matrix in the dtype of `like`, beside it."""
         ...
 
-    def packs(self, leaves: Sequence[Any], size: int, /) -> bool:
-        """Whether one flat array of these leaves (`size` elements in all) is faster than a loop over them."""
+    def packs(self, leaves: Sequence[Any], /) -> bool:
+        """Whether one flat array of these leaves is faster than a loop over them."""
         ...
 
     def concatenate(self, leaves: Sequence[Any], /) -> Any:
@@ -66,8 +66,8 @@ class Backend(Protocol):
         """`x²`."""
         ...
 
-    def smooth_abs(self, x: Any, delta: float, /) -> Any:
-        """`x²/2δ` where `|x| < δ`, else `|x| − δ/2`."""
+    def smooth_abs(self, x: Any, delta: float, reduction: str, /) -> Any:
+        """`x²/2δ` where `|x| < δ`, else `|x| − δ/2`; reduced by "sum", "mean" or "none" as one operation."""
         ...
 
     def exp(self, x: Any, /) -> Any:
@@ -92,6 +92,14 @@ class Backend(Protocol):
 
     def where(self, condition: Any, yes: Any, no: Any, /) -> Any:
         """`yes` where the condition holds, `no` elsewhere; the branch not taken gets gradient 0."""
+        ...
+
+    def subtract_where(self, condition: Any, a: Any, b: Any, /) -> Any:
+        """`a − b` where the condition holds, 0 elsewhere, whatever stands there."""
+        ...
+
+    def log_tiny(self, x: Any, /) -> float:
+        """A log-probability below which a probability of this dtype is zero, on hardware that flushes denormals too."""
         ...
 
     def sum(self, x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:

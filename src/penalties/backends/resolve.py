@@ -6,6 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import BackendError
+from . import jax as jax_backend
+from . import numpy as numpy_backend
+from . import torch as torch_backend
 from .protocol import Backend
 
 __all__ = ["backend_of", "owner"]
@@ -22,17 +25,11 @@ def owner(x: object) -> Backend | None:
     # No cache by type: torch.compile would guard on its contents and recompile when a new type turns up.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        from . import torch as torch_backend
-
         return torch_backend
     if isinstance(x, _NUMPY):
-        from . import numpy as numpy_backend
-
         return numpy_backend
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
-        from . import jax as jax_backend
-
         return jax_backend
     return None
 

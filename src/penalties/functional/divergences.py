@@ -3,6 +3,9 @@
 Inputs are log-probabilities over the last axis. A probability of zero (−inf) contributes exactly 0 to value and
 gradient: the products below have one factor `exp(−inf) = 0`, and the other is kept finite *before* it is multiplied, so
 that neither the forward nor the backward pass meets `0·inf`. The factor `exp` stays unguarded, so NaN propagates.
+
+Where P > 0 and Q = 0 a KL divergence is infinite. P counts as zero below the smallest normal number of its dtype (log p
+about −86 in float32, −707 in float64), where hardware may compute `exp` as 0.
 """
 
 import math
@@ -12,7 +15,7 @@ from typing import Any, Literal
 from ..arrays import ArrayT, Reduction
 from ..backends import Backend, backend_of
 from ..errors import OptionError, ShapeError
-from .options import check_choice, check_flag, check_number, check_same_shape, penalty
+from .options import POSITIVE, check_choice, check_flag, check_number, check_same_shape, penalty
 from .reduction import REDUCTIONS, check_mask, hide, reduce
 
 __all__ = ["entropy", "js_divergence", "kl_divergence", "symmetric_kl"]
@@ -77,14 +80,14 @@ def js_divergence(
     1.0
     """
     if base is not None:
-        check_number("js_divergence", "base", base, "None or a finite number above 0, not 1", above=0)
+        check_number("js_divergence", "base", base, "None or a finite number above 0, not 1", low=POSITIVE)
         if base == 1:
             raise OptionError("js_divergence", "base", base, "None or a finite number above 0, not 1")
     ops, (a, b) = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, reduction)
     pa, pb = ops.exp(a), ops.exp(b)
-    middle = 0.5 * (pa + pb)
-    log_middle = ops.log(ops.where(middle > 0, middle, 1.0))
-    halves = pa * (ops.where(pa > 0, a, 0.0) - log_middle) + pb * (ops.where(pb > 0, b, 0.0) - log_middle)
+    both = pa + pb
+    log_middle = ops.log(ops.where(both > 0, both, 1.0)) - math.log(2)
+    halves = pa * _finite(ops, a) + pb * _finite(ops, b) - both * log_middle
     values = (0.5 if base is None else 0.5 / math.log(base)) * ops.sum(halves, -1)
     return reduce(ops, values, reduction, mask)
 
@@ -114,7 +117,7 @@ def entropy(
     check_choice("entropy", "mode", mode, ("penalty", "bonus"))
     check_flag("entropy", "normalize", normalize)
     check_flag("entropy", "logits", logits)
-    check_number("entropy", "temperature", temperature, "a finite number above 0", above=0)
+    check_number("entropy", "temperature", temperature, "a finite number above 0", low=POSITIVE)
     cooled = temperature != 1
     ops, (x,) = _distributions("entropy", {"p": p}, mask, logits and not cooled, reduction)
     if cooled:
@@ -123,8 +126,7 @@ def entropy(
     if normalize:
         classes = x.shape[-1]
         scale = scale / math.log(classes) if classes > 1 else 0.0
-    probability = ops.exp(x)
-    values = scale * ops.sum(probability * ops.where(probability > 0, x, 0.0), -1)
+    values = scale * ops.sum(ops.exp(x) * _finite(ops, x), -1)
     return reduce(ops, values, reduction, mask)
 
 
@@ -136,10 +138,14 @@ def symmetric_kl(ops: Backend, a: Any, b: Any, floor: float | None = None) -> An
 def _kl(ops: Backend, a: Any, b: Any, floor: float | None) -> Any:
     if floor is not None:
         b = ops.clip(b, float(floor), None)
-    probability = ops.exp(a)
-    positive = probability > 0
-    ratio = ops.where(positive, a, 0.0) - ops.where(positive, b, 0.0)
-    return ops.sum(probability * ratio, -1)
+    # The condition is on the input, not on exp(a) > 0: compiled code then keeps nothing between forward and backward.
+    ratio = ops.subtract_where(a > ops.log_tiny(a), a, b)
+    return ops.sum(ops.exp(a) * ratio, -1)
+
+
+def _finite(ops: Backend, x: Any) -> Any:
+    """`x` with a finite number for −inf, for a product with `exp(x)`, which is 0 there."""
+    return ops.clip(x, -1e30, None)
 
 
 def _distributions(

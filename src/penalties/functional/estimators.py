@@ -11,7 +11,7 @@ from ..arrays import ArrayT, ArrayTree, Reduction
 from ..backends import Backend
 from .nests import gather
 from .options import check_choice, penalty
-from .reduction import REDUCTIONS, hide
+from .reduction import REDUCTIONS, hide, reduce
 
 __all__ = ["entropy_estimate", "kl_estimate"]
 
@@ -53,7 +53,7 @@ def kl_estimate(
     >>> import numpy as np
     >>> policy, reference = np.log([0.5, 0.2]), np.log([0.4, 0.4])
     >>> round(float(kl_estimate(policy, reference)), 6)
-    0.165
+    0.164998
     """
     check_choice("kl_estimate", "estimator", estimator, ("k1", "k2", "k3"))
 
@@ -114,14 +114,23 @@ def _estimate(function: str, values: Any, reduction: str, mask: Any, **inputs: A
     check_choice(function, "reduction", reduction, REDUCTIONS)
     leaves = gather(function, keep=reduction == "none", **inputs, mask=mask)
     ops = leaves.ops
-    if mask is None:
-        return leaves.reduce(lambda *arrays: values(ops, *arrays), reduction)
+
+    def plain(*arrays: Any) -> Any:
+        *visible, how = arrays
+        return reduce(ops, values(ops, *visible), how)
 
     def masked(*arrays: Any) -> Any:
-        *visible, m = arrays
-        return ops.cast(m, visible[0]) * values(ops, *[hide(ops, array, m) for array in visible])
+        *visible, m, how = arrays
+        return reduce(ops, ops.cast(m, visible[0]) * values(ops, *[hide(ops, array, m) for array in visible]), how)
 
+    def weight(*arrays: Any) -> Any:
+        *visible, m, how = arrays
+        return reduce(ops, ops.cast(m, visible[0]), how)
+
+    if mask is None:
+        return leaves.reduce(plain, reduction)
     if reduction != "mean":
         return leaves.reduce(masked, reduction)
-    total = leaves.sum(lambda *arrays: ops.cast(arrays[-1], arrays[0]))
-    return leaves.sum(masked) / ops.where(total == 0, 1.0, total)
+    # Not a mean of means: the weights are those of all leaves.
+    total = leaves.reduce(weight, "sum")
+    return leaves.reduce(masked, "sum") / ops.where(total == 0, 1.0, total)

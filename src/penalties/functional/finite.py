@@ -8,7 +8,7 @@ from ..arrays import ArrayT
 from ..backends import backend_of
 from ..errors import NonFiniteError
 from .nests import gather
-from .options import check_number, penalty
+from .options import POSITIVE, check_number, penalty
 
 __all__ = ["replace_nonfinite", "validate"]
 
@@ -29,10 +29,10 @@ def validate(x: T) -> T:
     if isinstance(x, Iterator):
         x = cast("T", tuple(cast("Iterator[Any]", x)))
     leaves = gather("validate", keep=True, x=x)
-    nans = int(leaves.sum(_is_nan))
+    nans = int(leaves.reduce(_count_nan, "sum"))
     if nans:
         raise NonFiniteError("nan", f"validate: nan in {nans} of {leaves.size} values; expected finite numbers")
-    infinities = int(leaves.sum(_is_infinite))
+    infinities = int(leaves.reduce(_count_infinite, "sum"))
     if infinities:
         raise NonFiniteError("inf", f"validate: inf in {infinities} of {leaves.size} values; expected finite numbers")
     return x
@@ -47,15 +47,15 @@ def replace_nonfinite(x: ArrayT, *, nan: float = 0.0, inf: float = 1e10) -> Arra
     [1.0, 0.0, -10000000000.0]
     """
     check_number("replace_nonfinite", "nan", nan, "a finite number")
-    check_number("replace_nonfinite", "inf", inf, "a finite number above 0", above=0)
+    check_number("replace_nonfinite", "inf", inf, "a finite number above 0", low=POSITIVE)
     ops = backend_of("replace_nonfinite", x=x)
     array: Any = ops.upcast("replace_nonfinite", x)
-    return ops.clip(ops.where(_is_nan(array), float(nan), array), -float(inf), float(inf))
+    return ops.clip(ops.where(array != array, float(nan), array), -float(inf), float(inf))
 
 
-def _is_nan(array: Any) -> Any:
-    return array != array
+def _count_nan(array: Any, _: str) -> Any:
+    return (array != array).sum()
 
 
-def _is_infinite(array: Any) -> Any:
-    return (array == math.inf) | (array == -math.inf)
+def _count_infinite(array: Any, _: str) -> Any:
+    return ((array == math.inf) | (array == -math.inf)).sum()

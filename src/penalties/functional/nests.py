@@ -21,34 +21,27 @@ class Leaves(NamedTuple):
     ops: Backend
     rows: Sequence[Sequence[Any]]
     """One row per leaf: the leaf of each argument."""
-    size: int
-    """Elements of one argument in all."""
     rebuild: Rebuild | None
     """None where the arguments are single arrays."""
 
-    def map(self, fn: Callable[..., Any]) -> Any:
-        """`fn` of every leaf, in the structure of the first argument."""
-        values = [fn(*row) for row in self.rows]
-        return values[0] if self.rebuild is None else self.rebuild(iter(values))
+    @property
+    def size(self) -> int:
+        """Elements of one argument in all."""
+        total = 0
+        for row in self.rows:
+            total += math.prod(row[0].shape)
+        return total
 
-    def sum(self, fn: Callable[..., Any]) -> Any:
-        """`fn` of every element, added over all leaves."""
-        ops, rows = self.ops, self.rows
+    def reduce(self, value: Callable[..., Any], reduction: str) -> Any:
+        """`value(*row, reduction)` over all leaves: added, averaged by elements, or in the structure of the nest."""
+        rows = self.rows
+        if reduction == "none":
+            values = [value(*row, reduction) for row in rows]
+            return values[0] if self.rebuild is None else self.rebuild(iter(values))
         if len(rows) == 1:
-            return ops.sum(fn(*rows[0]))
-        return ops.add([ops.sum(fn(*row)) for row in rows])
-
-    def mean(self, fn: Callable[..., Any]) -> Any:
-        """`fn` of every element, averaged over all leaves; 0 when there are no elements."""
-        if len(self.rows) == 1:
-            return self.ops.mean(fn(*self.rows[0]))
-        return self.sum(fn) / max(self.size, 1)
-
-    def reduce(self, fn: Callable[..., Any], reduction: str) -> Any:
-        """`sum`, `mean` or, for "none", `map`."""
-        if reduction == "sum":
-            return self.sum(fn)
-        return self.mean(fn) if reduction == "mean" else self.map(fn)
+            return value(*rows[0], reduction)
+        total = self.ops.add([value(*row, "sum") for row in rows])
+        return total if reduction == "sum" else total / max(self.size, 1)
 
 
 def gather(function: str, *, keep: bool, **arguments: Any) -> Leaves:
@@ -62,7 +55,7 @@ def gather(function: str, *, keep: bool, **arguments: Any) -> Leaves:
         ops = backend_of(function, **given)
         for name, other in others:
             check_same_shape(function, **{first: x, name: other})
-        return Leaves(ops, [[ops.upcast(function, array) for array in given.values()]], math.prod(x.shape), None)
+        return Leaves(ops, [[ops.upcast(function, array) for array in given.values()]], None)
 
     ops, leaves, rebuild = flatten(function, first, x)
     columns = [leaves]
@@ -72,12 +65,9 @@ def gather(function: str, *, keep: bool, **arguments: Any) -> Leaves:
             raise _two_libraries(function, first, ops, name, other_ops)
         _check_same_leaves(function, first, leaves, name, column)
         columns.append(column)
-    size = 0
-    for leaf in leaves:
-        size += math.prod(leaf.shape)
-    pack = len(leaves) > 1 and not keep and ops.packs(leaves, size)
+    pack = len(leaves) > 1 and not keep and ops.packs(leaves)
     rows = zip(*[_ready(function, ops, column, pack) for column in columns], strict=True)
-    return Leaves(ops, list(rows), size, rebuild)
+    return Leaves(ops, list(rows), rebuild)
 
 
 def flatten(function: str, name: str, nest: Any) -> tuple[Backend, list[Any], Rebuild]:
@@ -87,8 +77,9 @@ def flatten(function: str, name: str, nest: Any) -> tuple[Backend, list[Any], Re
         leaves = cast("list[Any] | tuple[Any, ...]", nest)
         ops = owner(leaves[0])
         if ops is not None:
+            kind = cast("Any", type(leaves[0]))
             for leaf in leaves:
-                if type(leaf) is not type(leaves[0]):
+                if type(leaf) is not kind:
                     break
             else:
                 return ops, list(leaves), _maker(leaves)

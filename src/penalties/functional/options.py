@@ -4,6 +4,7 @@ import difflib
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -11,11 +12,24 @@ import numpy as np
 
 from ..errors import OptionError, ShapeError
 
-__all__ = ["check_choice", "check_count", "check_flag", "check_number", "check_same_shape", "is_whole", "penalty"]
+__all__ = [
+    "POSITIVE",
+    "check_choice",
+    "check_count",
+    "check_flag",
+    "check_number",
+    "check_same_shape",
+    "is_whole",
+    "penalty",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+POSITIVE: Final = math.ulp(0.0)
+"""The smallest number above 0, as a lower bound."""
+
+_LARGEST: Final = sys.float_info.max
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating)
 _FLAGS: Final = (bool, np.bool_)
 _WHOLE: Final[tuple[type[Any], ...]] = (int, np.integer)
@@ -59,23 +73,12 @@ def check_flag(function: str, option: str, value: object) -> None:
 
 
 def check_number(
-    function: str,
-    option: str,
-    value: Any,
-    expected: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float = -math.inf,
+    function: str, option: str, value: Any, expected: str, low: float = -_LARGEST, high: float = _LARGEST
 ) -> None:
-    """Refuse what is no finite number with `low <= value <= high` and `value > above`; `expected` says so in words."""
-    if (
-        not isinstance(value, _NUMBERS)
-        or isinstance(value, bool)
-        or not -math.inf < value < math.inf
-        or not low <= value <= high
-        or not value > above
-    ):
+    """Refuse what is no finite number from `low` to `high`; `expected` says so in words."""
+    if type(value) is float and low <= value <= high:
+        return
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool) or not low <= value <= high:
         raise OptionError(function, option, cast("object", value), expected)
 
 

@@ -15,10 +15,10 @@ def reduce(ops: Backend, values: Any, reduction: str, mask: Any = None) -> Any:
     if mask is not None:
         mask = ops.cast(mask, values)
         values = mask * values
-    if reduction == "none":
-        return values
     if reduction == "sum":
         return ops.sum(values)
+    if reduction == "none":
+        return values
     if mask is None:
         return ops.mean(values)
     total = ops.sum(mask)

@@ -24,7 +24,7 @@ def gradient_penalty(fn: Callable[[ArrayT], ArrayT], x: ArrayT, *, target_norm: 
 
     >>> import torch
     >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    >>> float(gradient_penalty(lambda z: z.sum(), x))
+    >>> gradient_penalty(lambda z: z.sum(), x).item()
     1.0
     """
     return _penalized("gradient_penalty", fn, x, target_norm)[1]
@@ -40,7 +40,7 @@ def interpolated_gradient_penalty(
 
     >>> import torch
     >>> real, fake = torch.ones(2, 4), torch.zeros(2, 4)
-    >>> float(interpolated_gradient_penalty(lambda z: z.sum(-1), real, fake))
+    >>> interpolated_gradient_penalty(lambda z: z.sum(-1), real, fake).item()
     1.0
     """
     name = "interpolated_gradient_penalty"
@@ -64,7 +64,7 @@ def with_gradient_penalty(
 
     >>> import torch
     >>> output, penalty = with_gradient_penalty(lambda z: (z * z).sum(), torch.tensor([1.0, 2.0]))
-    >>> float(output), round(float(penalty), 4)
+    >>> output.item(), round(penalty.item(), 4)
     (5.0, 12.0557)
     """
     return _penalized("with_gradient_penalty", fn, x, target_norm)
