@@ -30,7 +30,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # After a change of dependencies: resolve anew, look at the difference, commit it.
 constraints:

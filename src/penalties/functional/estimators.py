@@ -36,11 +36,11 @@ def kl_estimate(
 ) -> Any: ...
 @penalty
 def kl_estimate(
-    logprobs: Any,
-    reference: Any,
+    logprobs: ArrayTree,
+    reference: ArrayTree,
     *,
     estimator: Literal["k1", "k2", "k3"] = "k3",
-    mask: Any = None,
+    mask: ArrayTree = None,
     reduction: Reduction = "mean",
 ) -> Any:
     """KL(policy ‖ reference) from tokens sampled by the policy.
@@ -86,10 +86,10 @@ def entropy_estimate(
 ) -> Any: ...
 @penalty
 def entropy_estimate(
-    logprobs: Any,
+    logprobs: ArrayTree,
     *,
     mode: Literal["penalty", "bonus"] = "penalty",
-    mask: Any = None,
+    mask: ArrayTree = None,
     reduction: Reduction = "mean",
 ) -> Any:
     """Entropy of the policy from tokens it sampled: the mean of `−logprobs`.

@@ -19,7 +19,7 @@ def l1(x: ArrayT, *, reduction: Reduction = ...) -> ArrayT: ...
 @overload
 def l1(x: ArrayTree, *, reduction: Reduction = ...) -> Any: ...
 @penalty
-def l1(x: Any, *, reduction: Reduction = "sum") -> Any:
+def l1(x: ArrayTree, *, reduction: Reduction = "sum") -> Any:
     """Sum of absolute values, `Σ|x|`: pulls small values to zero.
 
     The gradient is `sign(x)`, and 0 at 0 in every backend.
@@ -52,7 +52,7 @@ def l2(
 ) -> Any: ...
 @penalty
 def l2(
-    x: Any,
+    x: ArrayTree,
     *,
     reduction: Reduction = "sum",
     center: Literal["mean"] | float | None = None,
@@ -86,7 +86,7 @@ def elastic_net(x: ArrayT, *, l1_ratio: float = ..., reduction: Reduction = ...)
 @overload
 def elastic_net(x: ArrayTree, *, l1_ratio: float = ..., reduction: Reduction = ...) -> Any: ...
 @penalty
-def elastic_net(x: Any, *, l1_ratio: float = 0.5, reduction: Reduction = "sum") -> Any:
+def elastic_net(x: ArrayTree, *, l1_ratio: float = 0.5, reduction: Reduction = "sum") -> Any:
     """`α·Σ|x| + (1 − α)·Σx²` with `α = l1_ratio`: sparsity and shrinkage in one knob (Zou and Hastie, 2005).
 
     `l1_ratio=1` is `l1`, `l1_ratio=0` is `l2`. The gradient is `α·sign(x) + 2(1 − α)·x`, and 0 at 0.
@@ -108,7 +108,7 @@ def smooth_l1(x: ArrayT, *, delta: float = ..., reduction: Reduction = ...) -> A
 @overload
 def smooth_l1(x: ArrayTree, *, delta: float = ..., reduction: Reduction = ...) -> Any: ...
 @penalty
-def smooth_l1(x: Any, *, delta: float = 1.0, reduction: Reduction = "sum") -> Any:
+def smooth_l1(x: ArrayTree, *, delta: float = 1.0, reduction: Reduction = "sum") -> Any:
     """L1 with a round bottom: `x²/2δ` where `|x| < δ`, else `|x| − δ/2`.
 
     The gradient is `x/δ` inside and `sign(x)` outside: as `l1` far from zero, without its kink.
