@@ -86,3 +86,16 @@ def call(library: Any, name: str, *inputs: Any, dtype: str = DTYPE, **options: A
     arrays = [library.array(x, dtype) for x in inputs]
     given = {key: library.array(x, str(x.dtype)) if isinstance(x, np.ndarray) else x for key, x in options.items()}
     return getattr(pn, name)(*arrays, **given)
+
+
+def close(found: Any, expected: Any, precision: str) -> None:
+    tolerance = EPSILON[precision]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def check(autodiff: Any, precision: str, fn: Any, inputs: Any, value: Any, gradients: Any) -> None:
+    """The function and its gradients are the given numbers."""
+    arrays = [autodiff.array(x, precision) for x in inputs]
+    close(autodiff.numpy(fn(*arrays)), value, precision)
+    for found, right in zip(autodiff.gradients(fn, *arrays), gradients, strict=True):
+        close(found, right, precision)
