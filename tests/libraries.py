@@ -88,7 +88,7 @@ def call(library: Any, name: str, *inputs: Any, dtype: str = DTYPE, **options: A
     return getattr(pn, name)(*arrays, **given)
 
 
-def close(found: Any, expected: Any, precision: str) -> None:
+def close(found: Any, expected: Any, precision: str = DTYPE) -> None:
     tolerance = EPSILON[precision]
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 

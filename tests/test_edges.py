@@ -135,10 +135,10 @@ def test_padding_never_reaches_value_or_gradient(autodiff: Any, name: str, logit
     fn = lambda *x: getattr(pn, name)(*x, mask=mask, **options)  # noqa: E731
     bare = lambda *x: getattr(pn, name)(*x, **options)  # noqa: E731
     full, part = [autodiff.array(x) for x in inputs], [autodiff.array(x[:3]) for x in inputs]
-    close(autodiff.numpy(fn(*full)), autodiff.numpy(bare(*part)), "float64")
+    close(autodiff.numpy(fn(*full)), autodiff.numpy(bare(*part)))
     for found, right in zip(autodiff.gradients(fn, *full), autodiff.gradients(bare, *part), strict=True):
-        close(found[:3], right, "float64")
-        close(found[3:], 0.0, "float64")
+        close(found[:3], right)
+        close(found[3:], 0.0)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
@@ -150,9 +150,9 @@ def test_fully_masked_is_zero(autodiff: Any, name: str, reduction: str) -> None:
     mask = autodiff.array(np.zeros(BATCH.shape if name.endswith("estimate") else BATCH.shape[:-1]))
     fn = lambda *x: getattr(pn, name)(*x, mask=mask, reduction=reduction)  # noqa: E731
     arrays = [autodiff.array(x) for x in inputs]
-    close(autodiff.numpy(fn(*arrays)), 0.0, "float64")
+    close(autodiff.numpy(fn(*arrays)), 0.0)
     for found in autodiff.gradients(lambda *x: fn(*x).sum(), *arrays):
-        close(found, 0.0, "float64")
+        close(found, 0.0)
 
 
 def test_a_fractional_mask_weighs(library: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_fractional_mask_weighs(library: Any) -> None:
         ("none", mask * per_row),
     ):
         found = library.numpy(call(library, "kl_divergence", *pair, mask=mask, reduction=reduction))
-        close(found, expected, "float64")
+        close(found, expected)
 
 
 @pytest.mark.parametrize("metric", ["mse", "l1"])

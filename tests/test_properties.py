@@ -65,7 +65,7 @@ def test_zero_at_zero(library: Any, name: str) -> None:
 def test_mean_is_the_sum_by_count_and_none_adds_up(library: Any, name: str, x: np.ndarray) -> None:
     total = number(library, name, x)
     assert math.isclose(number(library, name, x, reduction="mean") * x.size, total, rel_tol=1e-9, abs_tol=1e-12)
-    each = library.numpy(call(library, name, x, reduction="none"))
+    each = library.numpy(call(library, name, x, dtype="float64", reduction="none"))
     assert each.shape == x.shape
     assert math.isclose(each.sum(), total, rel_tol=1e-9, abs_tol=1e-12)
 
@@ -162,7 +162,7 @@ def test_temperature_flattens(library: Any, p: np.ndarray, temperature: float) -
 @given(pq=pairs())
 def test_reductions_agree(library: Any, pq: tuple[np.ndarray, np.ndarray]) -> None:
     for name, inputs in (("kl_divergence", pq), ("js_divergence", pq), ("entropy", pq[:1])):
-        each = library.numpy(call(library, name, *inputs, reduction="none"))
+        each = library.numpy(call(library, name, *inputs, dtype="float64", reduction="none"))
         assert each.shape == pq[0].shape[:-1]
         assert math.isclose(number(library, name, *inputs, reduction="sum"), each.sum(), abs_tol=1e-9)
         assert math.isclose(number(library, name, *inputs), each.mean(), abs_tol=1e-9)
@@ -200,16 +200,16 @@ def test_k3_is_never_negative_and_all_are_zero_at_the_reference(
 def test_k1_and_k3_are_unbiased(library: Any, pq: tuple[np.ndarray, np.ndarray]) -> None:
     """Averaged over the policy itself, each row's estimate is the divergence."""
     p, q = pq
-    exact = library.numpy(call(library, "kl_divergence", p, q, reduction="none"))
+    exact = library.numpy(call(library, "kl_divergence", p, q, dtype="float64", reduction="none"))
     for estimator in ("k1", "k3"):
-        each = library.numpy(call(library, "kl_estimate", p, q, estimator=estimator, reduction="none"))
+        each = library.numpy(call(library, "kl_estimate", p, q, dtype="float64", estimator=estimator, reduction="none"))
         np.testing.assert_allclose((np.exp(p) * each).sum(-1), exact, atol=1e-9)
 
 
 @given(p=logprobs())
 def test_entropy_estimate_averages_to_the_entropy(library: Any, p: np.ndarray) -> None:
-    each = library.numpy(call(library, "entropy_estimate", p, reduction="none"))
-    exact = library.numpy(call(library, "entropy", p, reduction="none"))
+    each = library.numpy(call(library, "entropy_estimate", p, dtype="float64", reduction="none"))
+    exact = library.numpy(call(library, "entropy", p, dtype="float64", reduction="none"))
     np.testing.assert_allclose((np.exp(p) * each).sum(-1), exact, atol=1e-9)
     assert number(library, "entropy_estimate", p, mode="bonus") == -number(library, "entropy_estimate", p)
 
