@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penalties as pn
-from tests.libraries import JAX, LIBRARIES, NUMPY, TORCH, call
+from tests.libraries import LIBRARIES, TORCH, call
 
 X = np.ones((2, 3))
 
@@ -37,6 +38,14 @@ NUMBERS = [
     ("l2", {"clip": -1.0}, "l2: clip=-1.0; expected None or a finite number above 0"),
     ("l2", {"clip": np.inf}, "l2: clip=inf; expected None or a finite number above 0"),
     ("l2", {"center": np.nan}, 'l2: center=nan; expected None, "mean" or a finite number'),
+    ("l2", {"clip": np.float32(0)}, "l2: clip=np.float32(0.0); expected None or a finite number above 0"),
+    ("l2", {"center": np.float32(np.inf)}, 'l2: center=np.float32(inf); expected None, "mean" or a finite number'),
+    ("l2", {"center": 10**400}, f'l2: center={10**400}; expected None, "mean" or a finite number'),
+    (
+        "entropy",
+        {"temperature": np.float32(0)},
+        "entropy: temperature=np.float32(0.0); expected a finite number above 0",
+    ),
     ("l2", {"center": [1.0, 2.0]}, 'l2: center=[1.0, 2.0]; expected None, "mean" or a finite number'),
     ("l2", {"center": True}, 'l2: center=True; expected None, "mean" or a finite number'),
     ("elastic_net", {"l1_ratio": 1.5}, "elastic_net: l1_ratio=1.5; expected a number from 0 to 1"),
@@ -62,8 +71,9 @@ NUMBERS = [
     ("orthogonality", {"iterations": 0}, "orthogonality: iterations=0; expected a whole number of at least 1"),
     ("orthogonality", {"normalize": "no"}, 'orthogonality: normalize="no"; expected True or False'),
     ("output_magnitude", {"target": -1}, "output_magnitude: target=-1; expected a finite number of at least 0"),
-    ("replace_nonfinite", {"nan": np.nan}, "replace_nonfinite: nan=nan; expected a finite number"),
-    ("replace_nonfinite", {"inf": 0}, "replace_nonfinite: inf=0; expected a finite number above 0"),
+    ("replace_nonfinite", {"nan": np.nan}, "replace_nonfinite: nan=nan; expected a number within ±3e38"),
+    ("replace_nonfinite", {"inf": 0}, "replace_nonfinite: inf=0; expected a number above 0, at most 3e38"),
+    ("replace_nonfinite", {"inf": 1e300}, "replace_nonfinite: inf=1e+300; expected a number above 0, at most 3e38"),
 ]
 COMBINATIONS = [
     ({"mode": "soft", "exact": True}, 'exact=True; expected False: it belongs to mode="spectral", not mode="soft"'),
@@ -180,8 +190,32 @@ def test_a_number_among_arrays(library: Any) -> None:
         pn.l2({"a": library.array(X), "b": [library.array(X), 0.5]})
     with pytest.raises(pn.BackendError, match="^kl_divergence: q is a list; expected a NumPy array"):
         pn.kl_divergence(library.array(X), [library.array(X)])  # type: ignore[arg-type]
-    with pytest.raises(pn.BackendError, match="^entropy: None is no array; expected"):
-        pn.entropy(None)  # type: ignore[type-var]
+
+
+def test_none_in_the_place_of_an_array(library: Any) -> None:
+    x = library.array(X)
+    for name, (_, second) in PAIRED.items():
+        with pytest.raises(pn.BackendError, match=f"^{name}: {second} is a NoneType; expected a NumPy array"):
+            getattr(pn, name)(x, None)
+    with pytest.raises(pn.BackendError, match="^entropy: p is a NoneType; expected"):
+        pn.entropy(None, mask=x)
+    with pytest.raises(pn.BackendError, match="^entropy_estimate: logprobs is a NoneType without arrays"):
+        pn.entropy_estimate(None, mask=x)
+    with pytest.raises(pn.BackendError, match="^interpolated_gradient_penalty: reference is a NoneType; expected"):
+        pn.interpolated_gradient_penalty(lambda z: z.sum(), x, None)
+
+
+def test_a_module_is_told_to_pass_its_parameters() -> None:
+    with pytest.raises(
+        pn.BackendError, match=r"^l1: x is a Linear; expected .*; of a module pass its .parameters\(\)$"
+    ):
+        pn.l1(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "str", "object"])
+def test_masks_that_are_no_numbers(dtype: str) -> None:
+    with pytest.raises(pn.BackendError, match="has dtype .*; expected real numbers"):
+        pn.entropy(X, mask=np.array([1, 0]).astype(dtype))
 
 
 OTHERS = [(a, b) for a in LIBRARIES for b in LIBRARIES if a is not b]
@@ -208,6 +242,19 @@ def test_paired_nests_that_differ(library: Any) -> None:
         pn.kl_estimate([x, x], [x])
     with pytest.raises(pn.ShapeError, match=re.escape("logprobs[1] has shape (2, 3) and reference[1] has shape (3,)")):
         pn.kl_estimate([x, x], [x, library.array(np.ones(3))])
+    with pytest.raises(pn.ShapeError, match=re.escape("logprobs has an array at ['a'] and reference has none there")):
+        pn.kl_estimate({"a": x}, {"b": x})
+    with pytest.raises(pn.ShapeError, match=re.escape("reference has an array at [1] and logprobs has none there")):
+        pn.kl_estimate([x, None], (x, x))
+    with pytest.raises(pn.ShapeError, match=re.escape("logprobs has an array at [0][0] and reference has none there")):
+        pn.kl_estimate([[x], x], [x, [x]])
+
+
+def test_paired_nests_pair_by_key_and_position(library: Any) -> None:
+    one, two = library.array([-1.0]), library.array([-2.0, -3.0])
+    found = pn.kl_estimate({"a": one, "b": (two, one)}, {"b": [two, one], "a": one}, reduction="sum")
+    assert library.numpy(found) == 0
+    assert library.numpy(pn.kl_estimate([one, two], (one, two), mask=[one, two])) == 0
 
 
 def test_numbers_that_are_not_real(library: Any) -> None:
@@ -262,6 +309,8 @@ def test_gradients_need_floats(autodiff: Any) -> None:
         pn.BackendError, match="gradient_penalty: x has dtype .*int32; expected floats, to take a gradient"
     ):
         pn.gradient_penalty(lambda z: (1.0 * z).sum(), autodiff.array(X, "int32"))
+    with pytest.raises(pn.BackendError, match="interpolated_gradient_penalty: x has dtype .*int32; expected floats"):
+        pn.interpolated_gradient_penalty(lambda z: (1.0 * z).sum(), *[autodiff.array(X, "int32")] * 2)
 
 
 def test_a_negative_target_norm(autodiff: Any) -> None:
@@ -284,19 +333,32 @@ def test_a_function_that_torch_cannot_differentiate(cut: Any) -> None:
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "random", None])
 def test_what_is_no_seed(library: Any, seed: Any) -> None:
     message = f"a whole number of at least 0, a.*(Generator|key), or the drawn {library.errors} array$"
-    for rows in (2, 4):
+    for options in ({"sample_size": 2}, {"sample_size": 9}, {}):
         with pytest.raises(pn.OptionError, match=message):
-            call(library, "orthogonality", np.ones((rows, 2)), sample_size=2, seed=seed)
+            call(library, "orthogonality", np.ones((4, 2)), seed=seed, **options)
 
 
 def test_draws_of_the_wrong_number(library: Any) -> None:
     message = re.escape("orthogonality: seed has shape (3,); expected (2,), one row number per sampled row")
     with pytest.raises(pn.ShapeError, match=message):
         call(library, "orthogonality", np.ones((4, 2)), sample_size=2, seed=np.arange(3))
+    with pytest.raises(
+        pn.BackendError, match="seed has dtype .*float64; expected ints, one row number per sampled row"
+    ):
+        call(library, "orthogonality", np.ones((4, 2)), sample_size=2, seed=np.ones(2))
     if library.differentiates:
         x = library.array(X)
         with pytest.raises(pn.ShapeError, match=re.escape("seed has shape (3,); expected (2,), one number per sample")):
             pn.interpolated_gradient_penalty(lambda z: z.sum(-1), x, x, seed=library.array(np.ones(3)))
+        with pytest.raises(pn.BackendError, match="seed has dtype .*int32; expected floats, one number per sample"):
+            pn.interpolated_gradient_penalty(lambda z: z.sum(-1), x, x, seed=library.array(np.ones(2), "int32"))
+
+
+def test_whole_numbers_of_any_kind_are_seeds(library: Any) -> None:
+    x = np.random.default_rng(17).normal(size=(6, 3))
+    plain = library.numpy(call(library, "orthogonality", x, sample_size=3, seed=3))
+    for kind in (np.int64, np.uint8):
+        assert library.numpy(call(library, "orthogonality", x, sample_size=3, seed=kind(3))) == plain
 
 
 def test_errors_survive_pickling() -> None:
@@ -315,7 +377,3 @@ def test_every_error_has_one_parent() -> None:
     for name in pn.__all__:
         if name.endswith("Error"):
             assert issubclass(getattr(pn, name), pn.PenaltiesError)
-
-
-def test_libraries_of_this_file_are_the_real_ones() -> None:
-    assert {NUMPY.errors, TORCH.errors, JAX.errors} == {"NumPy", "PyTorch", "JAX"}

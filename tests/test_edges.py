@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
 from scipy.special import entr, rel_entr
 
 import penalties as pn
@@ -267,3 +269,35 @@ class TestKinks:
         fn = lambda x: pn.gradient_penalty(lambda z: (z * z).sum(-1), x)  # noqa: E731
         x = np.array([[0.0, 0.0], [3.0, 4.0]])
         check(autodiff, precision, fn, (x,), (1 + 81) / 2, ([[0.0, 0.0], [10.8, 14.4]],))
+
+
+@pytest.mark.parametrize("name", ["kl_divergence", "js_divergence"])
+def test_second_derivatives_where_both_probabilities_are_tiny(autodiff: Any, name: str) -> None:
+    """In float32 1/p² overflows below log p = −45; p² times it is still a number."""
+    a, b = np.array([-1e-9, -57.0, -80.0]), np.array([-1e-9, -58.0, -79.0])
+    fn = getattr(pn, name)
+
+    def slope_sum(x: Any, y: Any) -> Any:
+        if autodiff.name == "torch":
+            return sum(g.sum() for g in torch.autograd.grad(fn(x, y), (x, y), create_graph=True))
+        return sum(g.sum() for g in jax.grad(fn, argnums=(0, 1))(x, y))
+
+    for found in autodiff.gradients(slope_sum, *[autodiff.array(x, "float32") for x in (a, b)]):
+        assert np.isfinite(found).all()
+
+
+def test_rows_of_very_different_length_keep_their_gradient(autodiff: Any) -> None:
+    """The value cancels in float32, and is not below 0 for it; the gradient does not cancel."""
+    x = np.array([[1000.3, 0.0], [0.1, 1.0], [0.0, 1.0]])
+    fn = lambda z: pn.orthogonality(z, normalize=False)  # noqa: E731
+    assert autodiff.numpy(fn(autodiff.array(x, "float32"))) >= 0
+    (found,) = autodiff.gradients(fn, autodiff.array(x, "float32"))
+    (right,) = autodiff.gradients(fn, autodiff.array(x, "float64"))
+    np.testing.assert_allclose(found[1:], right[1:], rtol=1e-3)
+
+
+def test_a_mask_whose_weights_cancel_gives_zero(library: Any) -> None:
+    mask = np.array([1.0, -1.0, 0.0])
+    close(library.numpy(call(library, "entropy", BATCH, mask=mask)), 0.0)
+    tokens = np.array([-1.0, -2.0])
+    close(library.numpy(call(library, "entropy_estimate", tokens, mask=np.array([1.0, -1.0]))), 0.0)

@@ -26,6 +26,12 @@ class TestNonFinite:
         for name in ("l1", "l2", "elastic_net", "smooth_l1", "output_magnitude", "orthogonality"):
             assert np.isnan(library.numpy(call(library, name, np.stack([p, OTHER[:3]]))))
 
+    @pytest.mark.parametrize(("exact", "bad"), [(False, np.nan), (True, np.nan), (True, np.inf)])
+    def test_spectral_lets_them_through(self, library: Any, exact: bool, bad: float) -> None:
+        x = np.array([[1.0, bad], [0.5, 2.0]])
+        found = call(library, "orthogonality", x, mode="spectral", normalize=False, exact=exact)
+        assert not np.isfinite(library.numpy(found))
+
     def test_nan_in_q_counts_where_p_is_positive(self, library: Any) -> None:
         q = np.array([-0.5, -1.0, np.nan])
         assert np.isnan(library.numpy(call(library, "kl_divergence", OTHER[:3], q)))
@@ -130,6 +136,8 @@ def test_replace_nonfinite_has_gradient_zero_where_it_replaced(autodiff: Any) ->
     x = np.array([1.0, np.nan, INF, -INF])
     fn = lambda z: pn.l1(pn.replace_nonfinite(z, nan=2.0, inf=5.0))  # noqa: E731
     check(autodiff, "float64", fn, (x,), 13.0, ([1.0, 0.0, 0.0, 0.0],))
+    wide = autodiff.numpy(pn.replace_nonfinite(autodiff.array(x), nan=7.0, inf=5.0))
+    assert wide.tolist() == [1.0, 7.0, 5.0, -5.0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penalties as pn
+from tests.cases import log_softmax
 from tests.golden import GRADIENTS, PENALTIES, VALUES
 from tests.libraries import call
 
@@ -93,6 +94,25 @@ def test_divergence_shapes(
 ) -> None:
     x = np.random.default_rng(3).normal(size=shape)
     assert call(library, name, x, x[::-1], reduction=reduction, logits=True).shape == expected
+
+
+def test_confident_distributions_stay_finite(library: Any) -> None:
+    """D34: probabilities as small as e⁻²⁰ beside one of almost 1."""
+    p = log_softmax(np.array([-0.01, -10.0, -10.0, -10.0]))
+    q = log_softmax(np.random.default_rng(18).normal(size=4))
+    assert np.isfinite(library.numpy(call(library, "kl_divergence", p, q)))
+    assert np.isfinite(library.numpy(call(library, "entropy", np.array([-0.01, -20.0, -20.0, -20.0]))))
+
+
+def test_consistency_by_kl_adds_up(library: Any) -> None:
+    """K12: the sum is that of the positions, of which there are as many as rows."""
+    rng = np.random.default_rng(19)
+    pair = log_softmax(rng.normal(size=(4, 16))), log_softmax(rng.normal(size=(4, 16)))
+    each = library.numpy(call(library, "consistency", *pair, metric="kl", reduction="none"))
+    assert each.shape == (4,)
+    assert each.min() >= -1e-6
+    total = library.numpy(call(library, "consistency", *pair, metric="kl", reduction="sum"))
+    np.testing.assert_allclose(total, each.sum(), rtol=1e-5)
 
 
 def test_entropy_mode_is_named_by_its_effect_on_a_minimised_loss(autodiff: Any) -> None:

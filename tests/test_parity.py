@@ -30,6 +30,8 @@ def total(library: Any, case: Case, dtype: str) -> Any:
 @settings(max_examples=8)
 @given(seed=SEEDS)
 def test_libraries_agree(case: Case, precision: str, seed: int) -> None:
+    if case.needs_gradient and not DIFFERENTIABLE:
+        pytest.skip("NumPy alone has no gradients")
     rng = np.random.default_rng(seed)
     inputs = [x.astype(precision).astype(np.float64) for x in case.make(rng)]
     reference = DIFFERENTIABLE[0] if case.needs_gradient else NUMPY
@@ -44,6 +46,8 @@ def test_libraries_agree(case: Case, precision: str, seed: int) -> None:
         assert library.dtype(found) == precision
         np.testing.assert_allclose(library.numpy(found), expected, rtol=0, atol=tolerance)
 
+    if not DIFFERENTIABLE:
+        return
     slopes = DIFFERENTIABLE[0].gradients(
         total(DIFFERENTIABLE[0], case, "float64"), *[DIFFERENTIABLE[0].array(x, "float64") for x in inputs]
     )

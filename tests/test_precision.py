@@ -7,7 +7,7 @@ import pytest
 
 import penalties as pn
 from tests.cases import CASES, Case
-from tests.libraries import DIFFERENTIABLE, NUMPY, call
+from tests.libraries import NUMPY, call
 
 HALVES = {"float16": 1e-3, "bfloat16": 1e-2}
 
@@ -100,5 +100,22 @@ def test_masks_do_not_change_the_dtype(library: Any, precision: str) -> None:
     assert library.dtype(tokens) == precision
 
 
-def test_differentiable_libraries_are_there() -> None:
-    assert DIFFERENTIABLE
+def test_options_of_numpy_types_count_as_python_numbers(library: Any) -> None:
+    x = np.array([0.2, -3.0, 0.7])
+    for name, options in (
+        ("l2", {"clip": 0.5, "center": 0.25}),
+        ("smooth_l1", {"delta": 0.5}),
+        ("elastic_net", {"l1_ratio": 0.25}),
+        ("output_magnitude", {"target": 0.5}),
+        ("entropy", {"temperature": 0.5}),
+    ):
+        plain = call(library, name, x, dtype="float32", **options)
+        for kind in (np.float64, np.float32, np.float16, np.longdouble):
+            typed = call(library, name, x, dtype="float32", **{key: kind(value) for key, value in options.items()})
+            assert library.dtype(typed) == "float32"
+            np.testing.assert_array_equal(library.numpy(typed), library.numpy(plain))
+
+
+def test_long_doubles_are_welcome() -> None:
+    p = np.log(np.array([0.25, 0.75], dtype=np.longdouble))
+    assert float(pn.kl_divergence(p, p[::-1])) == pytest.approx(0.5 * np.log(3))

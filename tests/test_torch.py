@@ -49,6 +49,12 @@ def test_an_iterable_of_parameters_and_a_state_dict() -> None:
         torch.testing.assert_close(p.grad, p.detach().sign())
 
 
+def test_parameter_containers_are_nests() -> None:
+    leaves = [torch.nn.Parameter(torch.full((n,), 2.0)) for n in (2, 3)]
+    assert pn.l1(torch.nn.ParameterList(leaves)).item() == 10.0
+    assert pn.l1(torch.nn.ParameterDict({"a": leaves[0], "b": leaves[1]})).item() == 10.0
+
+
 def test_large_leaves_are_not_packed_but_give_the_same() -> None:
     leaves = [torch.randn(n, dtype=torch.float64, device=DEVICE, requires_grad=True) for n in (2**21, 7, 2**21 + 1)]
     flat = torch.cat(leaves)
@@ -195,3 +201,11 @@ def test_leaves_on_two_devices_are_added_on_the_first() -> None:
     assert backend.packs(leaves[:1] * 2)
     total = backend.add([torch.ones((), device="meta"), torch.ones(())])
     assert total.device.type == "meta"
+    for fn in (pn.l1, lambda x: pn.elastic_net(x, reduction="mean")):
+        assert fn(leaves[::-1]).device.type == "meta"
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a second device")
+def test_the_common_mean_of_leaves_on_two_devices() -> None:
+    leaves = [torch.ones(3), torch.full((1,), 5.0, device=DEVICE)]
+    assert pn.l2(leaves, center="mean").item() == 12.0

@@ -5,6 +5,6 @@
 """
 
 from .protocol import Backend
-from .resolve import backend_of, owner
+from .resolve import backend_of, no_array, owner, two_libraries
 
-__all__ = ["Backend", "backend_of", "owner"]
+__all__ = ["Backend", "backend_of", "no_array", "owner", "two_libraries"]

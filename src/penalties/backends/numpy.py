@@ -115,7 +115,7 @@ def square(x: NDArray) -> NDArray:
 def smooth_abs(x: NDArray, delta: float, reduction: str) -> NDArray:
     size = np.abs(x)
     inside = np.minimum(size, delta)
-    values = inside * (size - inside / 2) / delta
+    values = (inside / delta) * (size - inside / 2)
     if reduction == "none":
         return values
     return sum(values) if reduction == "sum" else mean(values)
@@ -151,7 +151,7 @@ def subtract_where(condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
 
 
 def log_tiny(x: NDArray) -> float:
-    return math.log(4 * np.finfo(x.dtype).tiny)
+    return math.log(4) + float(np.log(np.finfo(x.dtype).tiny))
 
 
 def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:

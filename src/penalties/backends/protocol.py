@@ -31,7 +31,7 @@ class Backend(Protocol):
         ...
 
     def cast(self, x: Any, like: Any, /) -> Any:
-        """`x` in the dtype of `like`."""
+        """`x` in the dtype of `like`, and beside it."""
         ...
 
     def constant(self, values: "np.ndarray[Any, Any]", like: Any, /) -> Any:

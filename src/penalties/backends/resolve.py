@@ -11,7 +11,7 @@ from . import numpy as numpy_backend
 from . import torch as torch_backend
 from .protocol import Backend
 
-__all__ = ["backend_of", "owner"]
+__all__ = ["backend_of", "no_array", "owner", "two_libraries"]
 
 # A tuple, not a union: torch.compile cannot trace the union of NumPy's types.
 _NUMPY: Final = (np.ndarray, np.generic)
@@ -34,28 +34,38 @@ def owner(x: object) -> Backend | None:
     return None
 
 
-def backend_of(function: str, **arrays: Any) -> Backend:
-    """The backend of all the named arrays; those that are None do not count.
+def backend_of(function: str, *, mask: Any = None, **arrays: Any) -> Backend:
+    """The backend of all the named arrays, and of the mask if there is one.
 
     Raises `BackendError` that names both sides when one is no array, or when two come from different libraries.
     """
+    if mask is not None:
+        arrays["mask"] = mask
     found: Backend | None = None
     first = ""
     for name, x in arrays.items():
-        if x is None:
-            continue
         ops = owner(x)
         if ops is None:
-            raise BackendError(
-                f"{function}: {name} is a {type(x).__name__}; expected a NumPy array, a torch.Tensor or a jax.Array"
-            )
+            raise no_array(function, name, x)
         if found is None:
             found, first = ops, name
         elif ops is not found:
-            raise BackendError(
-                f"{function}: {first} is a {found.LIBRARY} array and {name} is a {ops.LIBRARY} array; "
-                "expected one library in a call: convert one of them"
-            )
-    if found is None:
-        raise BackendError(f"{function}: None is no array; expected a NumPy array, a torch.Tensor or a jax.Array")
+            raise two_libraries(function, first, found, name, ops)
+    assert found is not None, "called without arrays"
     return found
+
+
+def no_array(function: str, name: str, x: object) -> BackendError:
+    """The error for something that is neither an array nor, where that is allowed, a nest."""
+    hint = "; of a module pass its .parameters()" if callable(getattr(x, "parameters", None)) else ""
+    return BackendError(
+        f"{function}: {name} is a {type(x).__name__}; expected a NumPy array, a torch.Tensor or a jax.Array{hint}"
+    )
+
+
+def two_libraries(function: str, first: str, a: Backend, second: str, b: Backend) -> BackendError:
+    """The error for arrays of two libraries in one call."""
+    return BackendError(
+        f"{function}: {first} is a {a.LIBRARY} array and {second} is a {b.LIBRARY} array; "
+        "expected one library in a call: convert one of them"
+    )

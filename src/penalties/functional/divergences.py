@@ -48,8 +48,8 @@ def kl_divergence(
     check_flag("kl_divergence", "symmetric", symmetric)
     if floor is not None:
         expected = "None or a finite log-probability, at most 0"
-        check_number("kl_divergence", "floor", floor, expected, high=0)
-    ops, (a, b) = _distributions("kl_divergence", {"p": p, "q": q}, mask, logits, reduction)
+        floor = check_number("kl_divergence", "floor", floor, expected, high=0)
+    ops, (a, b), mask = _distributions("kl_divergence", {"p": p, "q": q}, mask, logits, reduction)
     if symmetric:
         values = symmetric_kl(ops, a, b, floor)
     elif direction == "forward":
@@ -80,10 +80,10 @@ def js_divergence(
     1.0
     """
     if base is not None:
-        check_number("js_divergence", "base", base, "None or a finite number above 0, not 1", low=POSITIVE)
-        if base == 1:
-            raise OptionError("js_divergence", "base", base, "None or a finite number above 0, not 1")
-    ops, (a, b) = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, reduction)
+        expected = "None or a finite number above 0, not 1"
+        if check_number("js_divergence", "base", base, expected, low=POSITIVE) == 1:
+            raise OptionError("js_divergence", "base", base, expected)
+    ops, (a, b), mask = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, reduction)
     pa, pb = ops.exp(a), ops.exp(b)
     both = pa + pb
     log_middle = ops.log(ops.where(both > 0, both, 1.0)) - math.log(2)
@@ -117,11 +117,11 @@ def entropy(
     check_choice("entropy", "mode", mode, ("penalty", "bonus"))
     check_flag("entropy", "normalize", normalize)
     check_flag("entropy", "logits", logits)
-    check_number("entropy", "temperature", temperature, "a finite number above 0", low=POSITIVE)
+    temperature = check_number("entropy", "temperature", temperature, "a finite number above 0", low=POSITIVE)
     cooled = temperature != 1
-    ops, (x,) = _distributions("entropy", {"p": p}, mask, logits and not cooled, reduction)
+    ops, (x,), mask = _distributions("entropy", {"p": p}, mask, logits and not cooled, reduction)
     if cooled:
-        x = ops.log_softmax(x / float(temperature))
+        x = ops.log_softmax(x / temperature)
     scale = -1.0 if mode == "penalty" else 1.0
     if normalize:
         classes = x.shape[-1]
@@ -137,7 +137,7 @@ def symmetric_kl(ops: Backend, a: Any, b: Any, floor: float | None = None) -> An
 
 def _kl(ops: Backend, a: Any, b: Any, floor: float | None) -> Any:
     if floor is not None:
-        b = ops.clip(b, float(floor), None)
+        b = ops.clip(b, floor, None)
     # The condition is on the input, not on exp(a) > 0: compiled code then keeps nothing between forward and backward.
     ratio = ops.subtract_where(a > ops.log_tiny(a), a, b)
     return ops.sum(ops.exp(a) * ratio, -1)
@@ -150,8 +150,8 @@ def _finite(ops: Backend, x: Any) -> Any:
 
 def _distributions(
     function: str, inputs: dict[str, Any], mask: Any, logits: bool, reduction: str
-) -> tuple[Backend, Sequence[Any]]:
-    """Check the inputs, hide what is masked, and give log-probabilities of at least 32 bits."""
+) -> tuple[Backend, Sequence[Any], Any]:
+    """Check the inputs, hide what is masked, and give log-probabilities of at least 32 bits, and the mask."""
     check_choice(function, "reduction", reduction, REDUCTIONS)
     check_flag(function, "logits", logits)
     ops = backend_of(function, **inputs, mask=mask)
@@ -160,9 +160,9 @@ def _distributions(
     name, first = next(iter(inputs.items()))
     if len(first.shape) == 0:
         raise ShapeError(f"{function}: {name} is a scalar; expected log-probabilities over the last axis")
-    check_mask(function, mask, first.shape[:-1], f"the shape of {name} without its last axis")
+    mask = check_mask(function, ops, mask, first.shape[:-1], f"the shape of {name} without its last axis")
     arrays: list[Any] = []
     for x in inputs.values():
         array = hide(ops, ops.upcast(function, x), mask)
         arrays.append(ops.log_softmax(array) if logits else array)
-    return ops, arrays
+    return ops, arrays, mask

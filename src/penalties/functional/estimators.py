@@ -11,7 +11,7 @@ from ..arrays import ArrayT, ArrayTree, Reduction
 from ..backends import Backend
 from .nests import gather
 from .options import check_choice, penalty
-from .reduction import REDUCTIONS, hide, reduce
+from .reduction import REDUCTIONS, hide, reduce, weighted_mean
 
 __all__ = ["entropy_estimate", "kl_estimate"]
 
@@ -132,5 +132,4 @@ def _estimate(function: str, values: Any, reduction: str, mask: Any, **inputs: A
     if reduction != "mean":
         return leaves.reduce(masked, reduction)
     # Not a mean of means: the weights are those of all leaves.
-    total = leaves.reduce(weight, "sum")
-    return leaves.reduce(masked, "sum") / ops.where(total == 0, 1.0, total)
+    return weighted_mean(ops, leaves.reduce(masked, "sum"), leaves.reduce(weight, "sum"))

@@ -46,11 +46,13 @@ def replace_nonfinite(x: ArrayT, *, nan: float = 0.0, inf: float = 1e10) -> Arra
     >>> replace_nonfinite(np.array([1.0, np.nan, -np.inf])).tolist()
     [1.0, 0.0, -10000000000.0]
     """
-    check_number("replace_nonfinite", "nan", nan, "a finite number")
-    check_number("replace_nonfinite", "inf", inf, "a finite number above 0", low=POSITIVE)
+    # What float32 can hold, whatever the dtype: nobody means more by a replacement.
+    number = check_number("replace_nonfinite", "nan", nan, "a number within ±3e38", low=-3e38, high=3e38)
+    bound = check_number("replace_nonfinite", "inf", inf, "a number above 0, at most 3e38", low=POSITIVE, high=3e38)
     ops = backend_of("replace_nonfinite", x=x)
     array: Any = ops.upcast("replace_nonfinite", x)
-    return ops.clip(ops.where(array != array, float(nan), array), -float(inf), float(inf))
+    missing = array != array
+    return ops.where(missing, number, ops.clip(ops.where(missing, 0.0, array), -bound, bound))
 
 
 def _count_nan(array: Any, _: str) -> Any:

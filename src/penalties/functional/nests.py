@@ -2,14 +2,14 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MappingView, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from ..backends import Backend, backend_of, owner
+from ..backends import Backend, backend_of, no_array, owner, two_libraries
 from ..errors import BackendError, ShapeError
 from .options import check_same_shape
 
-__all__ = ["Leaves", "flatten", "gather"]
+__all__ = ["Flat", "Leaves", "flatten", "gather"]
 
 Rebuild: TypeAlias = Callable[[Iterator[Any]], Any]
 """Takes one new leaf for each old one, in order, and gives the nest's structure around them."""
@@ -44,33 +44,43 @@ class Leaves(NamedTuple):
         return total if reduction == "sum" else total / max(self.size, 1)
 
 
-def gather(function: str, *, keep: bool, **arguments: Any) -> Leaves:
-    """The leaves of one or more arguments of the same structure; those that are None are left out.
+def gather(function: str, *, keep: bool, mask: Any = None, **arguments: Any) -> Leaves:
+    """The leaves of one or more arguments of the same structure, with those of the mask, if there is one, last.
 
     Small ragged leaves become one flat array, unless `keep` says that the structure is needed again.
     """
-    given = {name: x for name, x in arguments.items() if x is not None}
-    (first, x), *others = given.items() or arguments.items()
+    if mask is not None:
+        arguments["mask"] = mask
+    (first, x), *others = arguments.items()
     if owner(x) is not None:
-        ops = backend_of(function, **given)
+        ops = backend_of(function, **arguments)
         for name, other in others:
             check_same_shape(function, **{first: x, name: other})
-        return Leaves(ops, [[ops.upcast(function, array) for array in given.values()]], None)
+        return Leaves(ops, [[ops.upcast(function, array) for array in arguments.values()]], None)
 
-    ops, leaves, rebuild = flatten(function, first, x)
-    columns = [leaves]
+    nest = flatten(function, first, x)
+    ops, columns = nest.ops, [nest.leaves]
     for name, other in others:
-        other_ops, column, _ = flatten(function, name, other)
-        if other_ops is not ops:
-            raise _two_libraries(function, first, ops, name, other_ops)
-        _check_same_leaves(function, first, leaves, name, column)
-        columns.append(column)
-    pack = len(leaves) > 1 and not keep and ops.packs(leaves)
+        paired = flatten(function, name, other)
+        if paired.ops is not ops:
+            raise two_libraries(function, first, ops, name, paired.ops)
+        columns.append(_in_order_of(function, first, nest, name, paired))
+    pack = len(nest.leaves) > 1 and not keep and ops.packs(nest.leaves)
     rows = zip(*[_ready(function, ops, column, pack) for column in columns], strict=True)
-    return Leaves(ops, list(rows), rebuild)
+    return Leaves(ops, list(rows), nest.rebuild)
 
 
-def flatten(function: str, name: str, nest: Any) -> tuple[Backend, list[Any], Rebuild]:
+class Flat(NamedTuple):
+    """A nest taken apart."""
+
+    ops: Backend
+    leaves: list[Any]
+    rebuild: Rebuild
+    places: list[str] | None
+    """Where each leaf stands, as in `['a'][0]`; None for a plain sequence of arrays."""
+
+
+def flatten(function: str, name: str, nest: Any) -> Flat:
     """The backend and the leaves of a nest in order, and what puts its structure back around as many new ones."""
     if isinstance(nest, list | tuple) and nest:
         # The common case, 64 short sequences of one type, without a call per leaf.
@@ -82,17 +92,17 @@ def flatten(function: str, name: str, nest: Any) -> tuple[Backend, list[Any], Re
                 if type(leaf) is not kind:
                     break
             else:
-                return ops, list(leaves), _maker(leaves)
+                return Flat(ops, list(leaves), _maker(leaves), None)
     found: list[tuple[str, Backend, Any]] = []
     rebuild = _walk(function, name, nest, found)
     if not found:
-        kind = type(cast("object", nest)).__name__
-        raise BackendError(f"{function}: {name} is a {kind} without arrays; expected at least one array")
+        given = type(cast("object", nest)).__name__
+        raise BackendError(f"{function}: {name} is a {given} without arrays; expected at least one array")
     first, ops, _ = found[0]
     for path, other, _ in found:
         if other is not ops:
-            raise _two_libraries(function, first, ops, path, other)
-    return ops, [leaf for _, _, leaf in found], rebuild
+            raise two_libraries(function, first, ops, path, other)
+    return Flat(ops, [leaf for _, _, leaf in found], rebuild, [path.removeprefix(name) for path, _, _ in found])
 
 
 def _walk(function: str, path: str, nest: Any, found: list[tuple[str, Backend, Any]]) -> Rebuild:
@@ -102,14 +112,14 @@ def _walk(function: str, path: str, nest: Any, found: list[tuple[str, Backend, A
         return next
     if nest is None:
         return lambda new: None
-    if isinstance(nest, Mapping):
-        items = cast("Mapping[Any, Any]", nest)
-        parts = {key: _walk(function, f"{path}[{key!r}]", value, found) for key, value in items.items()}
+    if hasattr(nest, "keys") and hasattr(nest, "__getitem__"):
+        # By what a mapping does rather than by its class: torch.nn.ParameterDict is none.
+        parts = {key: _walk(function, f"{path}[{key!r}]", nest[key], found) for key in nest}
         return lambda new: {key: part(new) for key, part in parts.items()}
     registered = _pytree(nest)
     if registered is not None:
         children, unflatten = registered
-        rest = [_walk(function, f"leaf {index} of {path}", child, found) for index, child in enumerate(children)]
+        rest = [_walk(function, f"{path}: leaf {index}", child, found) for index, child in enumerate(children)]
         return lambda new: unflatten([child(new) for child in rest])
     if isinstance(nest, Iterable) and not isinstance(nest, str | bytes):
         elements = [
@@ -118,9 +128,7 @@ def _walk(function: str, path: str, nest: Any, found: list[tuple[str, Backend, A
         ]
         make = _maker(nest)
         return lambda new: make(element(new) for element in elements)
-    raise BackendError(
-        f"{function}: {path} is a {type(nest).__name__}; expected a NumPy array, a torch.Tensor or a jax.Array"
-    )
+    raise no_array(function, path, nest)
 
 
 def _maker(nest: Any) -> Callable[[Iterable[Any]], Any]:
@@ -133,12 +141,41 @@ def _maker(nest: Any) -> Callable[[Iterable[Any]], Any]:
 def _pytree(nest: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     """The leaves of an instance of a class that is registered with JAX, and what rebuilds it; else None."""
     jax = sys.modules.get("jax")
-    if jax is None or isinstance(nest, list | tuple | Iterator):
+    if jax is None or isinstance(nest, list | tuple | Iterator | MappingView):
         return None
     leaves, structure = jax.tree_util.tree_flatten(nest)
     if jax.tree_util.treedef_is_leaf(structure):
         return None
     return leaves, lambda new: jax.tree_util.tree_unflatten(structure, new)
+
+
+def _in_order_of(function: str, first: str, a: Flat, second: str, b: Flat) -> list[Any]:
+    """The leaves of `b` in the order of `a`: mappings pair by key, sequences by position."""
+    leaves = b.leaves
+    if a.places is not None or b.places is not None:
+        places, others = a.places or _positions(a), b.places or _positions(b)
+        if places != others:
+            there = dict(zip(others, leaves, strict=True))
+            for place in places:
+                if place not in there:
+                    raise ShapeError(f"{function}: {first} has an array at {place} and {second} has none there")
+            for place in others:
+                if place not in places:
+                    raise ShapeError(f"{function}: {second} has an array at {place} and {first} has none there")
+            leaves = [there[place] for place in places]
+    elif len(a.leaves) != len(leaves):
+        raise ShapeError(
+            f"{function}: {first} has {len(a.leaves)} arrays and {second} has {len(leaves)}; expected as many"
+        )
+    for index, (one, other) in enumerate(zip(a.leaves, leaves, strict=True)):
+        if one.shape != other.shape:
+            place = (a.places or _positions(a))[index]
+            check_same_shape(function, **{f"{first}{place}": one, f"{second}{place}": other})
+    return leaves
+
+
+def _positions(nest: Flat) -> list[str]:
+    return [f"[{index}]" for index in range(len(nest.leaves))]
 
 
 def _ready(function: str, ops: Backend, leaves: list[Any], pack: bool) -> list[Any]:
@@ -149,18 +186,3 @@ def _ready(function: str, ops: Backend, leaves: list[Any], pack: bool) -> list[A
         if leaf.dtype != dtype:
             return [ops.concatenate([ops.upcast(function, leaf) for leaf in leaves])]
     return [ops.upcast(function, ops.concatenate(leaves))]
-
-
-def _two_libraries(function: str, first: str, a: Backend, second: str, b: Backend) -> BackendError:
-    return BackendError(
-        f"{function}: {first} is a {a.LIBRARY} array and {second} is a {b.LIBRARY} array; "
-        "expected one library in a call: convert one of them"
-    )
-
-
-def _check_same_leaves(function: str, first: str, a: list[Any], second: str, b: list[Any]) -> None:
-    if len(a) != len(b):
-        raise ShapeError(f"{function}: {first} has {len(a)} arrays and {second} has {len(b)}; expected as many")
-    for index, (one, other) in enumerate(zip(a, b, strict=True)):
-        if one.shape != other.shape:
-            check_same_shape(function, **{f"{first}[{index}]": one, f"{second}[{index}]": other})

@@ -1,6 +1,5 @@
 """Penalties on the size of values: L1, L2, elastic net, smooth L1."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, overload
@@ -69,9 +68,9 @@ def l2(
     (14.0, 2.0, 9.0)
     """
     if center is not None and not (isinstance(center, str) and center == "mean"):
-        check_number("l2", "center", center, 'None, "mean" or a finite number')
+        center = check_number("l2", "center", center, 'None, "mean" or a finite number')
     if clip is not None:
-        check_number("l2", "clip", clip, "None or a finite number above 0", low=POSITIVE)
+        clip = check_number("l2", "clip", clip, "None or a finite number above 0", low=POSITIVE)
     ops = owner(x)
     if ops is None or reduction not in REDUCTIONS:
         return _nested("l2", x, reduction, partial(_square, clip=clip), center)
@@ -95,8 +94,8 @@ def elastic_net(x: ArrayTree, *, l1_ratio: float = 0.5, reduction: Reduction = "
     >>> float(elastic_net(np.array([1.0, -2.0, 3.0])))
     10.0
     """
-    check_number("elastic_net", "l1_ratio", l1_ratio, "a number from 0 to 1", low=0, high=1)
-    mixed = partial(_mixed, ratio=float(l1_ratio))
+    ratio = check_number("elastic_net", "l1_ratio", l1_ratio, "a number from 0 to 1", low=0, high=1)
+    mixed = partial(_mixed, ratio=ratio)
     ops = owner(x)
     if ops is None or reduction not in REDUCTIONS:
         return _nested("elastic_net", x, reduction, mixed)
@@ -117,8 +116,7 @@ def smooth_l1(x: ArrayTree, *, delta: float = 1.0, reduction: Reduction = "sum")
     >>> float(smooth_l1(np.array([0.5, -2.0])))
     1.625
     """
-    if type(delta) is not float or not 0 < delta < math.inf:
-        check_number("smooth_l1", "delta", delta, "a finite number above 0", low=POSITIVE)
+    delta = check_number("smooth_l1", "delta", delta, "a finite number above 0", low=POSITIVE)
     ops = owner(x)
     if ops is None or reduction not in REDUCTIONS:
         return _nested("smooth_l1", x, reduction, partial(_smooth, delta=delta))
@@ -126,7 +124,8 @@ def smooth_l1(x: ArrayTree, *, delta: float = 1.0, reduction: Reduction = "sum")
 
 
 # The functions above take a single array by the shortest way: at ten thousand elements a norm is 40 µs of work, and
-# every call on the way to it costs a good part of one. Nests take the general way, through these.
+# every call on the way to it costs a good part of one. Nests take the general way, through `_nested`, which also
+# refuses a wrong reduction.
 
 
 def _nested(
@@ -136,8 +135,12 @@ def _nested(
     check_choice(function, "reduction", reduction, REDUCTIONS)
     leaves = gather(function, keep=reduction == "none", x=x)
     if center is not None:
-        middle = leaves.reduce(partial(reduce, leaves.ops), "mean") if center == "mean" else center
-        leaves = leaves._replace(rows=[[array - middle] for (array,) in leaves.rows])
+        ops = leaves.ops
+        if center == "mean":
+            middle = leaves.reduce(partial(reduce, ops), "mean")
+            leaves = leaves._replace(rows=[[array - ops.cast(middle, array)] for (array,) in leaves.rows])
+        else:
+            leaves = leaves._replace(rows=[[array - center] for (array,) in leaves.rows])
     return leaves.reduce(partial(value, leaves.ops), reduction)
 
 

@@ -74,12 +74,18 @@ def check_flag(function: str, option: str, value: object) -> None:
 
 def check_number(
     function: str, option: str, value: Any, expected: str, low: float = -_LARGEST, high: float = _LARGEST
-) -> None:
-    """Refuse what is no finite number from `low` to `high`; `expected` says so in words."""
+) -> float:
+    """The value as a float; refuses what is no finite number from `low` to `high`, which `expected` says in words."""
     if type(value) is float and low <= value <= high:
-        return
-    if not isinstance(value, _NUMBERS) or isinstance(value, bool) or not low <= value <= high:
-        raise OptionError(function, option, cast("object", value), expected)
+        return value
+    if isinstance(value, _NUMBERS) and not isinstance(value, bool):
+        try:
+            number = float(cast("float", value))
+        except OverflowError:
+            number = math.inf
+        if low <= number <= high:
+            return number
+    raise OptionError(function, option, cast("object", value), expected)
 
 
 def is_whole(value: Any) -> bool:

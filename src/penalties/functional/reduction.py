@@ -5,7 +5,7 @@ from typing import Any, Final
 from ..backends import Backend
 from ..errors import ShapeError
 
-__all__ = ["REDUCTIONS", "check_mask", "hide", "reduce"]
+__all__ = ["REDUCTIONS", "check_mask", "hide", "reduce", "weighted_mean"]
 
 REDUCTIONS: Final = ("sum", "mean", "none")
 
@@ -21,14 +21,22 @@ def reduce(ops: Backend, values: Any, reduction: str, mask: Any = None) -> Any:
         return values
     if mask is None:
         return ops.mean(values)
-    total = ops.sum(mask)
-    return ops.sum(values) / ops.where(total == 0, 1.0, total)
+    return weighted_mean(ops, ops.sum(values), ops.sum(mask))
 
 
-def check_mask(function: str, mask: Any, shape: tuple[int, ...], reason: str) -> None:
-    """Refuse a mask of another shape."""
-    if mask is not None and tuple(mask.shape) != tuple(shape):
+def weighted_mean(ops: Backend, weighted: Any, weights: Any) -> Any:
+    """A sum of weighted values by the sum of the weights; 0 where that is 0."""
+    none = weights == 0
+    return ops.where(none, 0.0, weighted / ops.where(none, 1.0, weights))
+
+
+def check_mask(function: str, ops: Backend, mask: Any, shape: tuple[int, ...], reason: str) -> Any:
+    """The mask as real numbers; refuses one of another shape or of no numbers."""
+    if mask is None:
+        return None
+    if tuple(mask.shape) != tuple(shape):
         raise ShapeError(f"{function}: mask has shape {tuple(mask.shape)}; expected {tuple(shape)}, {reason}")
+    return ops.upcast(function, mask)
 
 
 def hide(ops: Backend, x: Any, mask: Any) -> Any:

@@ -15,7 +15,7 @@ __all__ = ["gradient_penalty", "interpolated_gradient_penalty", "output_magnitud
 
 
 @penalty
-def gradient_penalty(fn: Callable[[ArrayT], ArrayT], x: ArrayT, *, target_norm: float = 1.0) -> ArrayT:
+def gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> ArrayT:
     """`(‖∇ₓfn(x)‖ − target_norm)²`: keeps a critic or a network close to a chosen slope.
 
     When `fn` returns one number per sample, (B,) or (B, 1), norms are per sample and the penalties are averaged; when
@@ -32,7 +32,7 @@ def gradient_penalty(fn: Callable[[ArrayT], ArrayT], x: ArrayT, *, target_norm: 
 
 @penalty
 def interpolated_gradient_penalty(
-    fn: Callable[[ArrayT], ArrayT], x: ArrayT, reference: ArrayT, *, target_norm: float = 1.0, seed: Any = 0
+    fn: Callable[[Any], Any], x: ArrayT, reference: ArrayT, *, target_norm: float = 1.0, seed: Any = 0
 ) -> ArrayT:
     """`gradient_penalty` at `ε·x + (1 − ε)·reference`, one ε from [0, 1) per sample (WGAN-GP, Gulrajani et al., 2017).
 
@@ -44,7 +44,7 @@ def interpolated_gradient_penalty(
     1.0
     """
     name = "interpolated_gradient_penalty"
-    ops = backend_of(name, x=x, reference=reference)
+    ops = _backend(name, x=x, reference=reference)
     check_same_shape(name, x=x, reference=reference)
     shape = tuple(x.shape)
     samples = shape[0] if len(shape) > 1 else 1
@@ -57,9 +57,7 @@ def interpolated_gradient_penalty(
 
 
 @penalty
-def with_gradient_penalty(
-    fn: Callable[[ArrayT], ArrayT], x: ArrayT, *, target_norm: float = 1.0
-) -> tuple[ArrayT, ArrayT]:
+def with_gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> tuple[ArrayT, ArrayT]:
     """`(fn(x), gradient_penalty(fn, x))` from one evaluation of `fn`.
 
     >>> import torch
@@ -80,18 +78,18 @@ def output_magnitude(y: ArrayT, *, target: float = 1.0, reduction: Literal["mean
     >>> float(output_magnitude(np.array([3.0, 4.0]), reduction="sum"))
     16.0
     """
-    check_number("output_magnitude", "target", target, "a finite number of at least 0", low=0)
+    target = check_number("output_magnitude", "target", target, "a finite number of at least 0", low=0)
     check_choice("output_magnitude", "reduction", reduction, ("mean", "sum"))
     ops = backend_of("output_magnitude", y=y)
     length = norm(ops, ops.upcast("output_magnitude", y).reshape(-1))
     if reduction == "mean":
         length = length / math.sqrt(max(math.prod(y.shape), 1))
-    return ops.square(length - float(target))
+    return ops.square(length - target)
 
 
 def _penalized(name: str, fn: Callable[[Any], Any], x: Any, target_norm: float) -> tuple[Any, Any]:
-    check_number(name, "target_norm", target_norm, "a finite number of at least 0", low=0)
-    ops = backend_of(name, x=x)
+    target = check_number(name, "target_norm", target_norm, "a finite number of at least 0", low=0)
+    ops = _backend(name, x=x)
     shape = tuple(x.shape)
 
     def checked(point: Any) -> Any:
@@ -103,13 +101,24 @@ def _penalized(name: str, fn: Callable[[Any], Any], x: Any, target_norm: float) 
     gradient = ops.upcast(name, gradient)
     if len(shape) > 1 and len(value.shape) > 0:
         lengths = norm(ops, gradient.reshape(shape[0], math.prod(shape[1:])))
-        return value, ops.mean(ops.square(lengths - float(target_norm)))
-    return value, ops.square(norm(ops, gradient.reshape(-1)) - float(target_norm))
+        return value, ops.mean(ops.square(lengths - target))
+    return value, ops.square(norm(ops, gradient.reshape(-1)) - target)
+
+
+def _backend(name: str, **arrays: Any) -> Backend:
+    """The backend of floats; others have no gradient."""
+    ops = backend_of(name, **arrays)
+    for key, x in arrays.items():
+        if "float" not in str(x.dtype):
+            raise BackendError(f"{name}: {key} has dtype {x.dtype}; expected floats, to take a gradient")
+    return ops
 
 
 def _check_output(name: str, ops: Backend, shape: tuple[int, ...], value: Any) -> None:
     if owner(value) is not ops:
         raise BackendError(f"{name}: fn returned a {type(value).__name__}; expected a {ops.LIBRARY} array")
+    if "float" not in str(value.dtype):
+        raise BackendError(f"{name}: fn returned dtype {value.dtype}; expected floats, to take a gradient")
     given = tuple(value.shape)
     allowed = {(): "()"}
     if len(shape) > 1:

@@ -44,20 +44,20 @@ def consistency(
     if not shape and (metric == "kl" or mask is not None):
         needed = 'metric="kl"' if metric == "kl" else "a mask"
         raise ShapeError(f"consistency: a is a scalar; {needed} needs a last axis")
-    check_mask("consistency", mask, shape[:-1], "the shape of a without its last axis")
-    x = hide(ops, ops.upcast("consistency", a), mask)
-    y = hide(ops, ops.upcast("consistency", b), mask)
+    rows = check_mask("consistency", ops, mask, shape[:-1], "the shape of a without its last axis")
+    x = hide(ops, ops.upcast("consistency", a), rows)
+    y = hide(ops, ops.upcast("consistency", b), rows)
     if metric == "cosine":
-        return reduce(ops, _cosine_distance(ops, x, y), reduction, mask)
+        return reduce(ops, _cosine_distance(ops, x, y), reduction, rows)
     if metric == "kl":
-        return reduce(ops, symmetric_kl(ops, x, y), reduction, mask)
+        return reduce(ops, symmetric_kl(ops, x, y), reduction, rows)
     values = ops.square(x - y) if metric == "mse" else ops.abs(x - y)
-    if mask is None:
+    if rows is None:
         return reduce(ops, values, reduction)
     if reduction == "none":
-        return ops.cast(mask, values)[..., None] * values
+        return ops.cast(rows, values)[..., None] * values
     per_row = ops.sum(values, -1)
-    return reduce(ops, per_row / max(shape[-1], 1) if reduction == "mean" else per_row, reduction, mask)
+    return reduce(ops, per_row / max(shape[-1], 1) if reduction == "mean" else per_row, reduction, rows)
 
 
 @penalty
@@ -111,10 +111,9 @@ def orthogonality(
     ops = backend_of(name, x=x)
     matrix = ops.upcast(name, _matrix(ops, x, axis))
     total = matrix.shape[0]
-    if sample_size is not None:
-        check_seed(name, ops, seed)
-        if sample_size < total:
-            matrix = ops.take(matrix, draw_rows(name, ops, seed, total, sample_size, matrix))
+    check_seed(name, ops, seed)
+    if sample_size is not None and sample_size < total:
+        matrix = ops.take(matrix, draw_rows(name, ops, seed, total, sample_size, matrix))
     if normalize:
         matrix, _ = unit(ops, matrix)
     if mode == "spectral":
@@ -156,8 +155,9 @@ def _soft(ops: Backend, matrix: Any, total: int) -> Any:
     else:
         inner = ops.matmul(matrix.T, matrix)
         lengths = ops.sum(ops.square(matrix), -1)
-        # Rounding may leave the difference a little below 0.
-        value = ops.clip(ops.sum(ops.square(inner)) - ops.sum(ops.square(lengths)), 0.0, None)
+        value = ops.sum(ops.square(inner)) - ops.sum(ops.square(lengths))
+        # Rounding, of the order of the rows' fourth powers, may leave it below 0; the gradient is right all the same.
+        value = value + ops.clip(ops.stop_gradient(-value), 0.0, None)
     if rows == total:
         return value
     return value * (total * (total - 1) / (rows * (rows - 1)))
@@ -180,12 +180,15 @@ def _spectral(ops: Backend, matrix: Any, exact: bool, iterations: int) -> Any:
     if size == 0:
         return ops.sum(matrix)
     if exact:
-        return ops.amax(ops.abs(ops.square(ops.svdvals(matrix)) - 1.0))
+        # A decomposition raises on NaN and infinity where everything else here lets them through.
+        finite = (matrix > -math.inf) & (matrix < math.inf)
+        values = ops.svdvals(ops.where(finite, matrix, 0.0))
+        return ops.where(ops.sum(~finite) == 0, ops.amax(ops.abs(ops.square(values) - 1.0)), math.nan)
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     fixed = ops.stop_gradient(matrix)
     deviation = ops.matmul(fixed, fixed.T) - ops.eye(size, fixed)
-    # A fixed start without symmetry: multiples of the golden ratio, so that no eigenvector is orthogonal to it.
+    # A fixed start without symmetry, multiples of the golden ratio: hardly any eigenvector is orthogonal to it.
     start = 0.5 + (_GOLDEN * ops.arange(size, fixed)) % 1.0
     vector, _ = unit(ops, ops.power_iteration(deviation, start, iterations))
     return norm(ops, ops.matmul(matrix, ops.matmul(matrix.T, vector)) - vector)
