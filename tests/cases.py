@@ -162,7 +162,13 @@ def _norms() -> list[Case]:
             Case("smooth_l1", values(3, 4), {"reduction": reduction}),
         ]
     for reduction in ("sum", "mean"):
-        for fn, options in (("l1", {}), ("l2", {"center": "mean"}), ("elastic_net", {}), ("smooth_l1", {})):
+        for fn, options in (
+            ("l1", {}),
+            ("l2", {"center": "mean"}),
+            ("l2", {"center": 0.5}),
+            ("elastic_net", {}),
+            ("smooth_l1", {}),
+        ):
             cases.append(Case(fn, pair(5), {"fn": fn, "reduction": reduction, **options}, as_list))
     return [
         *cases,

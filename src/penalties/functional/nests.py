@@ -181,8 +181,9 @@ def _positions(nest: Flat) -> list[str]:
 def _ready(function: str, ops: Backend, leaves: list[Any], pack: bool) -> list[Any]:
     if not pack:
         return [ops.upcast(function, leaf) for leaf in leaves]
-    dtype = leaves[0].dtype
-    for leaf in leaves:
-        if leaf.dtype != dtype:
-            return [ops.concatenate([ops.upcast(function, leaf) for leaf in leaves])]
-    return [ops.upcast(function, ops.concatenate(leaves))]
+    flat = ops.concatenate(leaves)
+    ready = ops.upcast(function, flat)
+    if ready is not flat and any(leaf.dtype != flat.dtype for leaf in leaves):
+        # Mixed leaves became a small dtype together, as whole numbers and float16 do: widen each of them first.
+        ready = ops.concatenate([ops.upcast(function, leaf) for leaf in leaves])
+    return [ready]
