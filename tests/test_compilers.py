@@ -136,3 +136,16 @@ def test_compile_of_ragged_lists_and_parameters() -> None:
     torch.testing.assert_close(found, expected)
     found.backward()
     assert all(leaf.grad is not None for leaf in leaves)
+
+
+def test_valid_logprobs_compiles_too() -> None:
+    """It gives bools and has no gradient, so it is no case of the others."""
+    rows = np.array([[0.0, -np.inf], [-np.inf, -np.inf], [np.nan, 0.0]])
+    expected = [True, False, False]
+    if TORCH in DIFFERENTIABLE:
+        x = TORCH.array(rows)
+        assert torch.compile(pn.valid_logprobs, fullgraph=True, backend="aot_eager")(x).tolist() == expected
+        assert torch.func.vmap(pn.valid_logprobs)(x).tolist() == expected
+    if JAX in DIFFERENTIABLE:
+        assert jax.jit(pn.valid_logprobs)(JAX.array(rows)).tolist() == expected
+        assert jax.vmap(pn.valid_logprobs)(JAX.array(rows)).tolist() == expected
