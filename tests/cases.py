@@ -221,7 +221,7 @@ def _divergences() -> list[Case]:
 
 
 def _estimators() -> list[Case]:
-    one = lambda rng: tokens(2, 4)(rng)[:1]  # noqa: E731
+    one = lambda rng: tokens(2, 4)(rng)[:1]
     return [
         *(Case("kl_estimate", tokens(2, 4), {"estimator": e, "reduction": "sum"}) for e in ("k1", "k2", "k3")),
         *(Case("kl_estimate", tokens(2, 4), {"estimator": e, "mask": TOKEN_MASK}) for e in ("k1", "k2", "k3")),

@@ -89,7 +89,7 @@ def test_jax_jit_and_vmap(case: Case) -> None:
 def test_jax_forward_mode_agrees_with_reverse_mode(case: Case) -> None:
     fn = case.on(JAX)
     inputs = [JAX.array(x) for x in batches(case)[0]]
-    scalar = lambda *x: fn(*x).sum()  # noqa: E731
+    scalar = lambda *x: fn(*x).sum()
     forward, reverse = jax.jacfwd(scalar)(*inputs), jax.jacrev(scalar)(*inputs)
     np.testing.assert_allclose(JAX.numpy(forward), JAX.numpy(reverse), rtol=1e-5, atol=1e-6)
 

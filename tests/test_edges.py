@@ -87,7 +87,7 @@ class TestDistributions:
     def test_floored_kl_is_finite(self, autodiff: Any, edge: str, precision: str) -> None:
         p, q = DISTRIBUTIONS[edge]
         value, by_p, by_q = kl(p, np.maximum(q, -3.0))
-        fn = lambda a, b: pn.kl_divergence(a, b, floor=-3.0)  # noqa: E731
+        fn = lambda a, b: pn.kl_divergence(a, b, floor=-3.0)
         assert np.isfinite(value)
         check(autodiff, precision, fn, (p, q), value, (by_p, np.where(q >= -3.0, by_q, 0.0)))
 
@@ -134,8 +134,8 @@ def test_padding_never_reaches_value_or_gradient(autodiff: Any, name: str, logit
     other = np.concatenate([np.stack([OTHER, OTHER, OTHER]), np.full((2, 4), PADDING[padding])])
     inputs = (padded,) if name == "entropy" else (padded, other)
     mask = autodiff.array(np.array([1.0, 1.0, 1.0, 0.0, 0.0]))
-    fn = lambda *x: getattr(pn, name)(*x, mask=mask, **options)  # noqa: E731
-    bare = lambda *x: getattr(pn, name)(*x, **options)  # noqa: E731
+    fn = lambda *x: getattr(pn, name)(*x, mask=mask, **options)
+    bare = lambda *x: getattr(pn, name)(*x, **options)
     full, part = [autodiff.array(x) for x in inputs], [autodiff.array(x[:3]) for x in inputs]
     close(autodiff.numpy(fn(*full)), autodiff.numpy(bare(*part)))
     for found, right in zip(autodiff.gradients(fn, *full), autodiff.gradients(bare, *part), strict=True):
@@ -150,7 +150,7 @@ def test_padding_never_reaches_value_or_gradient(autodiff: Any, name: str, logit
 def test_fully_masked_is_zero(autodiff: Any, name: str, reduction: str) -> None:
     inputs = (BATCH,) if name.startswith("entropy") else (BATCH, BATCH[::-1].copy())
     mask = autodiff.array(np.zeros(BATCH.shape if name.endswith("estimate") else BATCH.shape[:-1]))
-    fn = lambda *x: getattr(pn, name)(*x, mask=mask, reduction=reduction)  # noqa: E731
+    fn = lambda *x: getattr(pn, name)(*x, mask=mask, reduction=reduction)
     arrays = [autodiff.array(x) for x in inputs]
     close(autodiff.numpy(fn(*arrays)), 0.0)
     for found in autodiff.gradients(lambda *x: fn(*x).sum(), *arrays):
@@ -211,14 +211,14 @@ class TestKinks:
     def test_cosine_at_a_zero_vector(self, autodiff: Any, precision: str, scale: float) -> None:
         a = scale * np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
         b = scale * np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
-        fn = lambda x, y: pn.consistency(x, y, metric="cosine", reduction="sum")  # noqa: E731
+        fn = lambda x, y: pn.consistency(x, y, metric="cosine", reduction="sum")
         check(autodiff, precision, fn, (a, b), 3.0, (np.zeros((3, 2)), np.zeros((3, 2))))
 
     @pytest.mark.parametrize("scale", [1e-25, 1e25])
     def test_cosine_at_extreme_scales(self, autodiff: Any, precision: str, scale: float) -> None:
         a, b = np.array([3.0, 4.0]), np.array([4.0, 3.0])
         arrays = [autodiff.array(scale * x, precision) for x in (a, b)]
-        fn = lambda x, y: pn.consistency(x, y, metric="cosine")  # noqa: E731
+        fn = lambda x, y: pn.consistency(x, y, metric="cosine")
         close(autodiff.numpy(fn(*arrays)), 0.04, precision)
         expected = -(b / 25 - 0.96 * a / 25)
         close(scale * autodiff.gradients(fn, *arrays)[0], expected, precision)
@@ -227,7 +227,7 @@ class TestKinks:
     def test_orthogonality_with_a_zero_row(self, autodiff: Any, precision: str, mode: str) -> None:
         x = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, 0.8, 0.0]])
         value = {"soft": 0.72, "hard": 1.72, "spectral": 1.0}[mode]
-        fn = lambda z: pn.orthogonality(z, mode=mode)  # noqa: E731
+        fn = lambda z: pn.orthogonality(z, mode=mode)
         close(autodiff.numpy(fn(autodiff.array(x, precision))), value, precision)
         (gradient,) = autodiff.gradients(fn, autodiff.array(x, precision))
         assert np.isfinite(gradient).all()
@@ -235,7 +235,7 @@ class TestKinks:
 
     @pytest.mark.parametrize("exact", [False, True])
     def test_spectral_of_zero_and_orthonormal_matrices(self, autodiff: Any, precision: str, exact: bool) -> None:
-        fn = lambda z: pn.orthogonality(z, mode="spectral", normalize=False, exact=exact)  # noqa: E731
+        fn = lambda z: pn.orthogonality(z, mode="spectral", normalize=False, exact=exact)
         check(autodiff, precision, fn, (np.zeros((2, 3)),), 1.0, (np.zeros((2, 3)),))
         (gradient,) = autodiff.gradients(fn, autodiff.array(np.eye(3), precision))
         assert np.isfinite(gradient).all()
@@ -244,7 +244,7 @@ class TestKinks:
     def test_spectral_with_eigenvalues_of_both_signs(self, autodiff: Any, precision: str) -> None:
         """Two unit rows have G − I = ±c: a Rayleigh quotient fails here, and any mixture is a valid subgradient."""
         x = np.array([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0]])
-        fn = lambda z: pn.orthogonality(z, mode="spectral")  # noqa: E731
+        fn = lambda z: pn.orthogonality(z, mode="spectral")
         check(autodiff, precision, fn, (x,), 0.6, ([[0.0, 0.8, 0.0], [0.64, -0.48, 0.0]],))
 
     @pytest.mark.parametrize("exact", [False, True])
@@ -252,7 +252,7 @@ class TestKinks:
         self, autodiff: Any, precision: str, exact: bool
     ) -> None:
         """σ = (2, 2, 1): every subgradient is 2σ·u·vᵀ averaged over the tied pairs, so its trace here is 2σ = 4."""
-        fn = lambda z: pn.orthogonality(z, mode="spectral", normalize=False, exact=exact)  # noqa: E731
+        fn = lambda z: pn.orthogonality(z, mode="spectral", normalize=False, exact=exact)
         x = autodiff.array(np.diag([2.0, 2.0, 1.0]), precision)
         close(autodiff.numpy(fn(x)), 3.0, precision)
         (gradient,) = autodiff.gradients(fn, x)
@@ -262,11 +262,11 @@ class TestKinks:
 
     def test_output_magnitude_at_zero(self, autodiff: Any, precision: str) -> None:
         for reduction in ("mean", "sum"):
-            fn = lambda y, r=reduction: pn.output_magnitude(y, target=2.0, reduction=r)  # noqa: E731
+            fn = lambda y, r=reduction: pn.output_magnitude(y, target=2.0, reduction=r)
             check(autodiff, precision, fn, (np.zeros(4),), 4.0, (np.zeros(4),))
 
     def test_gradient_penalty_where_the_gradient_is_zero(self, autodiff: Any, precision: str) -> None:
-        fn = lambda x: pn.gradient_penalty(lambda z: (z * z).sum(-1), x)  # noqa: E731
+        fn = lambda x: pn.gradient_penalty(lambda z: (z * z).sum(-1), x)
         x = np.array([[0.0, 0.0], [3.0, 4.0]])
         check(autodiff, precision, fn, (x,), (1 + 81) / 2, ([[0.0, 0.0], [10.8, 14.4]],))
 
@@ -289,7 +289,7 @@ def test_second_derivatives_where_both_probabilities_are_tiny(autodiff: Any, nam
 def test_rows_of_very_different_length_keep_their_gradient(autodiff: Any) -> None:
     """The value cancels in float32, and is not below 0 for it; the gradient does not cancel."""
     x = np.array([[1000.3, 0.0], [0.1, 1.0], [0.0, 1.0]])
-    fn = lambda z: pn.orthogonality(z, normalize=False)  # noqa: E731
+    fn = lambda z: pn.orthogonality(z, normalize=False)
     assert autodiff.numpy(fn(autodiff.array(x, "float32"))) >= 0
     (found,) = autodiff.gradients(fn, autodiff.array(x, "float32"))
     (right,) = autodiff.gradients(fn, autodiff.array(x, "float64"))

@@ -109,7 +109,7 @@ def test_cosine_of_scalars_is_that_of_their_signs(library: Any) -> None:
 def test_safe_log_has_gradient_zero_at_zero(autodiff: Any) -> None:
     """Probabilities with a zero, through safe_log into a divergence: the right number and no NaN."""
     p, q = np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.5, 0.3])
-    fn = lambda a, b: pn.kl_divergence(pn.safe_log(a), pn.safe_log(b))  # noqa: E731
+    fn = lambda a, b: pn.kl_divergence(pn.safe_log(a), pn.safe_log(b))
     with np.errstate(divide="ignore"):
         by_p = np.where(p > 0, np.log(p / q) + 1, 0.0)
     check(autodiff, "float64", fn, (p, q), rel_entr(p, q).sum(), (by_p, -p / q))
@@ -134,7 +134,7 @@ def test_valid_logprobs_tells_rows_apart(library: Any) -> None:
 
 def test_replace_nonfinite_has_gradient_zero_where_it_replaced(autodiff: Any) -> None:
     x = np.array([1.0, np.nan, INF, -INF])
-    fn = lambda z: pn.l1(pn.replace_nonfinite(z, nan=2.0, inf=5.0))  # noqa: E731
+    fn = lambda z: pn.l1(pn.replace_nonfinite(z, nan=2.0, inf=5.0))
     check(autodiff, "float64", fn, (x,), 13.0, ([1.0, 0.0, 0.0, 0.0],))
     wide = autodiff.numpy(pn.replace_nonfinite(autodiff.array(x), nan=7.0, inf=5.0))
     assert wide.tolist() == [1.0, 7.0, 5.0, -5.0]

@@ -64,7 +64,7 @@ def test_gradients_of_a_nest_under_jit() -> None:
 
 def test_keys_of_both_kinds() -> None:
     x = jnp.asarray(np.random.default_rng(14).normal(size=(20, 3)))
-    cube = lambda z: (z**3).sum(-1)  # noqa: E731
+    cube = lambda z: (z**3).sum(-1)
     for make in (jax.random.key, jax.random.PRNGKey):
         sampled = jax.jit(lambda key: pn.orthogonality(x, sample_size=4, seed=key))
         assert sampled(make(0)) == sampled(make(0))
