@@ -54,9 +54,11 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 
 def run(scale: float) -> list[Row]:
-    keep_memory()
     rows: list[Row] = []
     for size, most_ratio, most_more in ((10**4, math.inf, 3.0), (10**6, 1.10, math.inf)):
+        if size == 10**6:
+            # Not before: the small ones agree with themselves with the allocator as users have it.
+            keep_memory()
         x = torch.randn(size, generator=torch.Generator().manual_seed(0), requires_grad=True)
         for name, sides in CASES.items():
             plain, ours = (gradient(side, x) for side in sides)

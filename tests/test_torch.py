@@ -209,3 +209,12 @@ def test_leaves_on_two_devices_are_added_on_the_first() -> None:
 def test_the_common_mean_of_leaves_on_two_devices() -> None:
     leaves = [torch.ones(3), torch.full((1,), 5.0, device=DEVICE)]
     assert pn.l2(leaves, center="mean").item() == 12.0
+
+
+@pytest.mark.parametrize("shapes", [((3,), (2, 2), (1,)), ((0,), (2, 2), (0,)), ((2, 2), (3,)), ((3,), (1,))])
+def test_packing_flattens_leaves_of_every_rank(shapes: tuple[tuple[int, ...], ...]) -> None:
+    from penalties.backends import torch as backend
+
+    leaves = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in shapes]
+    expected = [number for leaf in leaves for number in leaf.flatten().tolist()]
+    assert backend.concatenate(leaves).tolist() == expected

@@ -4,6 +4,7 @@ Names load when they are first used; importing this package loads neither torch 
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, and keep it."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With name and obj Python itself says which name was meant.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = importlib.import_module(".errors" if name.endswith("Error") else ".functional", __name__)
     value = getattr(home, name)
     globals()[name] = value
