@@ -8,7 +8,18 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import BackendError, GradientError, NonFiniteError, OptionError, PenaltiesError, ShapeError
+    from . import telemetry, testing
+    from .errors import (
+        BackendError,
+        GradientError,
+        InputError,
+        MissingLibraryError,
+        NonFiniteError,
+        OptionError,
+        PenaltiesError,
+        ShapeError,
+        TermError,
+    )
     from .functional import (
         consistency,
         elastic_net,
@@ -31,49 +42,146 @@ if TYPE_CHECKING:
         validate,
         with_gradient_penalty,
     )
+    from .integrations import train_step, wrap_loss
+    from .pipeline import (
+        EMA,
+        Evaluation,
+        Explanation,
+        LossOutput,
+        Monitor,
+        Normalized,
+        Pipeline,
+        Regularizer,
+        Term,
+        TermOutput,
+        explain,
+        gradients,
+        load_state,
+        save_state,
+        schedules,
+    )
 
 __version__ = "0.1.0"
 
+_HOMES = {
+    ".errors": (
+        "BackendError",
+        "GradientError",
+        "InputError",
+        "MissingLibraryError",
+        "NonFiniteError",
+        "OptionError",
+        "PenaltiesError",
+        "ShapeError",
+        "TermError",
+    ),
+    ".functional": (
+        "consistency",
+        "elastic_net",
+        "entropy",
+        "entropy_estimate",
+        "gradient_penalty",
+        "interpolated_gradient_penalty",
+        "js_divergence",
+        "kl_divergence",
+        "kl_estimate",
+        "l1",
+        "l2",
+        "orthogonality",
+        "output_magnitude",
+        "renormalize",
+        "replace_nonfinite",
+        "safe_log",
+        "smooth_l1",
+        "valid_logprobs",
+        "validate",
+        "with_gradient_penalty",
+    ),
+    ".pipeline": (
+        "EMA",
+        "Evaluation",
+        "Explanation",
+        "LossOutput",
+        "Monitor",
+        "Normalized",
+        "Pipeline",
+        "Regularizer",
+        "Term",
+        "TermOutput",
+        "explain",
+        "gradients",
+        "load_state",
+        "save_state",
+        "schedules",
+    ),
+    ".integrations": ("train_step", "wrap_loss"),
+    ".telemetry": ("telemetry",),
+    ".testing": ("testing",),
+}
+
 __all__ = [
+    "EMA",
     "BackendError",
+    "Evaluation",
+    "Explanation",
     "GradientError",
+    "InputError",
+    "LossOutput",
+    "MissingLibraryError",
+    "Monitor",
     "NonFiniteError",
+    "Normalized",
     "OptionError",
     "PenaltiesError",
+    "Pipeline",
+    "Regularizer",
     "ShapeError",
+    "Term",
+    "TermError",
+    "TermOutput",
     "__version__",
     "consistency",
     "elastic_net",
     "entropy",
     "entropy_estimate",
+    "explain",
     "gradient_penalty",
+    "gradients",
     "interpolated_gradient_penalty",
     "js_divergence",
     "kl_divergence",
     "kl_estimate",
     "l1",
     "l2",
+    "load_state",
     "orthogonality",
     "output_magnitude",
     "renormalize",
     "replace_nonfinite",
     "safe_log",
+    "save_state",
+    "schedules",
     "smooth_l1",
+    "telemetry",
+    "testing",
+    "train_step",
     "valid_logprobs",
     "validate",
     "with_gradient_penalty",
+    "wrap_loss",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, and keep it."""
-    if name not in __all__:
-        # With name and obj Python itself says which name was meant.
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    home = importlib.import_module(".errors" if name.endswith("Error") else ".functional", __name__)
-    value = getattr(home, name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            module = importlib.import_module(home, __name__)
+            value = module if home == f".{name}" else getattr(module, name)
+            globals()[name] = value
+            return value
+    # With name and obj Python itself says which name was meant.
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,16 @@
 """The errors this library raises; every one derives from `PenaltiesError`."""
 
-__all__ = ["BackendError", "GradientError", "NonFiniteError", "OptionError", "PenaltiesError", "ShapeError"]
+__all__ = [
+    "BackendError",
+    "GradientError",
+    "InputError",
+    "MissingLibraryError",
+    "NonFiniteError",
+    "OptionError",
+    "PenaltiesError",
+    "ShapeError",
+    "TermError",
+]
 
 
 class PenaltiesError(Exception):
@@ -77,6 +87,69 @@ class GradientError(PenaltiesError, RuntimeError):
     >>> issubclass(pn.GradientError, RuntimeError)
     True
     """
+
+
+class InputError(PenaltiesError, KeyError):
+    """An input that a term asks for and the call did not give, or a name that a pipeline does not have.
+
+    >>> import penalties as pn
+    >>> pipeline = pn.Pipeline([pn.Term(pn.l1, inputs="weights.first")])
+    >>> try:
+    ...     pipeline.remove("l2")
+    ... except pn.InputError as error:
+    ...     print(error)
+    remove: no term is named "l2"; there is "l1"
+    """
+
+    def __str__(self) -> str:
+        """The message as it is: a KeyError would show it in quotation marks."""
+        return str(self.args[0])
+
+
+class TermError(PenaltiesError, RuntimeError):
+    """A term failed, or returned what is no value; `term` is its name, and the cause is chained.
+
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> pipeline = pn.Pipeline([pn.Term(lambda x: abs(x), name="magnitude")])
+    >>> try:
+    ...     pipeline(np.ones(3))
+    ... except pn.TermError as error:
+    ...     print(error)
+    magnitude: returned an array of shape (3,); expected a scalar (0-d) array: reduce it, for example by its sum
+    """
+
+    def __init__(self, term: str, message: str, phase: str = "value") -> None:
+        """Keep the name of the term beside the message, and whether its value failed or its gradient."""
+        self.term = term
+        self.message = message
+        self.phase = phase
+        super().__init__(f"{term}: {message}")
+
+    def __reduce__(self) -> tuple[type["TermError"], tuple[str, str, str]]:
+        """Pickle by the parts, so that the error survives a trip between processes."""
+        return type(self), (self.term, self.message, self.phase)
+
+
+class MissingLibraryError(PenaltiesError, ImportError):
+    """A feature needs a library that is not installed; the message says what to run.
+
+    >>> import penalties as pn
+    >>> print(pn.MissingLibraryError("JSON lines to Mars", "marslink", extra="mars"))
+    JSON lines to Mars needs marslink: pip install "penalties[mars]"
+    """
+
+    def __init__(self, what: str, package: str, extra: str | None = None) -> None:
+        """Keep the parts, and say them in one line."""
+        self.what = what
+        self.package = package
+        self.extra = extra
+        install = package if extra is None else f'"penalties[{extra}]"'
+        super().__init__(f"{what} needs {package}: pip install {install}")
+
+    def __reduce__(self) -> tuple[type["MissingLibraryError"], tuple[str, str, str | None]]:
+        """Pickle by the parts, so that the error survives a trip between processes."""
+        return type(self), (self.what, self.package, self.extra)
 
 
 class NonFiniteError(PenaltiesError, ValueError):

@@ -3,6 +3,7 @@
 Nothing here imports jax at module level: these functions only ever see JAX arrays, so jax is loaded by then.
 """
 
+import builtins
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -18,39 +19,55 @@ __all__ = [
     "GENERATOR",
     "LIBRARY",
     "abs",
+    "accumulate",
     "add",
     "amax",
     "any",
     "arange",
+    "as_array",
     "cast",
     "choice",
     "clip",
     "concatenate",
     "constant",
+    "cos",
+    "device",
+    "differentiable",
     "draws",
     "exp",
     "expm1",
     "eye",
+    "gram",
+    "leaf",
     "log",
     "log_softmax",
     "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
+    "norm",
     "packs",
     "power_iteration",
+    "read",
+    "settled",
     "smooth_abs",
     "sqrt",
     "square",
+    "stitch",
     "stop_gradient",
     "subtract_where",
     "sum",
+    "sum_over_rows",
     "svdvals",
     "take",
+    "tracing",
     "uniform",
     "upcast",
     "value_and_gradient",
+    "value_and_gradients",
+    "weighted_sum",
     "where",
+    "zero",
 ]
 
 LIBRARY: Final = "JAX"
@@ -154,6 +171,10 @@ def _log() -> Callable[["Array"], "Array"]:
     return plain
 
 
+def cos(x: "Array") -> "Array":
+    return _jax().numpy.cos(x)
+
+
 def sqrt(x: "Array") -> "Array":
     return _jax().numpy.sqrt(x)
 
@@ -255,3 +276,158 @@ def value_and_gradient(function: str, fn: Callable[["Array"], "Array"], x: "Arra
     jnp = jax.numpy
     value, pull_back = jax.vjp(fn, x)
     return value, pull_back(jnp.ones_like(value))[0]
+
+
+# What composition needs: gradients of several terms, their sum, and numbers for people.
+
+
+def tracing(x: object) -> bool:
+    return isinstance(x, _jax().core.Tracer)
+
+
+def settled(value: "Array", like: "Array") -> bool:
+    jnp = _jax().numpy
+    return not value.ndim and jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize >= 4
+
+
+def device(x: "Array") -> Any:
+    # JAX itself refuses arrays that were put on two devices.
+    return None
+
+
+def zero(like: "Array") -> "Array":
+    return _jax().numpy.zeros(())
+
+
+def as_array(value: Any, like: "Array") -> "Array":
+    jnp = _jax().numpy
+    return jnp.asarray(value, like.dtype if jnp.issubdtype(like.dtype, jnp.floating) else None)
+
+
+def differentiable(x: "Array", *, asked: bool) -> bool:
+    jnp = _jax().numpy
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def leaf(x: "Array") -> "Array":
+    return x
+
+
+def weighted_sum(values: Sequence[Any], weights: Sequence[Any]) -> "Array":
+    return add([value * weight for value, weight in zip(values, weights, strict=True)])
+
+
+def read(arrays: Sequence["Array"]) -> list[Any]:
+    if builtins.any(tracing(x) for x in arrays):
+        raise BackendError("values cannot be read inside jax.jit or another transform: return the output, then read it")
+    # One transfer: all copies start before the first is waited for.
+    return [x.tolist() for x in _jax().device_get(list(arrays))]
+
+
+def value_and_gradients(
+    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"]
+) -> tuple["Array", list["Array"], list["Array | None"]]:
+    reached: list[bool] = []
+
+    def watched(xs: Sequence["Array"]) -> tuple["Array", list["Array"]]:
+        value, arrays = fn(xs)
+        return _watch()(value, _Watch(reached)), arrays
+
+    (value, arrays), gradients = _jax().value_and_grad(watched, has_aux=True)(list(leaves))
+    return value, arrays, gradients if reached else [None] * len(leaves)
+
+
+class _Watch:
+    """Notes that a tangent came by. JAX gives zeros where there is no path; its rule is not called there."""
+
+    def __init__(self, reached: list[bool]) -> None:
+        self.reached = reached
+
+
+@functools.cache
+def _watch() -> Any:
+    jax = _jax()
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def watch(value: Any, note: _Watch) -> Any:
+        return value
+
+    @watch.defjvp
+    def rule(note: _Watch, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        note.reached.append(True)
+        return primals[0], tangents[0]
+
+    return watch
+
+
+def accumulate(total: "Array | None", gradient: "Array", weight: Any) -> "Array":
+    scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
+    return scaled if total is None else total + scaled
+
+
+def norm(gradients: Sequence["Array"]) -> "Array":
+    return sqrt(add([sum(square(upcast("norm", gradient))) for gradient in gradients]))
+
+
+def gram(rows: Sequence[Sequence["Array | None"]]) -> "Array":
+    jnp = _jax().numpy
+    flat = [
+        jnp.concatenate(
+            [
+                jnp.zeros(_shape(column)).reshape(-1) if x is None else upcast("gram", x).reshape(-1)
+                for x, column in zip(row, zip(*rows, strict=True), strict=True)
+            ]
+        )
+        for row in rows
+    ]
+    stacked = jnp.stack(flat)
+    return matmul(stacked, stacked.T)
+
+
+def _shape(column: Sequence["Array | None"]) -> tuple[int, ...]:
+    """The shape of the gradients of one leaf, of which some are missing."""
+    return next((x.shape for x in column if x is not None), (0,))
+
+
+def stitch(value: "Array", inputs: Sequence["Array"], gradients: Sequence["Array"]) -> "Array":
+    return _stitch()(value, list(inputs), list(gradients))
+
+
+@functools.cache
+def _stitch() -> Any:
+    jax = _jax()
+
+    @jax.custom_vjp
+    def stitched(value: Any, inputs: Any, gradients: Any) -> Any:
+        return value
+
+    def forward(value: Any, inputs: Any, gradients: Any) -> Any:
+        return value, (value, gradients)
+
+    def backward(kept: Any, upstream: Any) -> Any:
+        value, gradients = kept
+        nothing = jax.tree_util.tree_map(jax.numpy.zeros_like, gradients)
+        return jax.numpy.zeros_like(value), [(upstream * g).astype(g.dtype) for g in gradients], nothing
+
+    stitched.defvjp(forward, backward)
+    return stitched
+
+
+def sum_over_rows(fn: Callable[..., "Array"], arrays: Sequence["Array"], size: int) -> "Array":
+    jax = _jax()
+    whole = len(arrays[0]) // size
+    total: Any = None
+    if whole:
+        # Checkpointed: a piece keeps nothing but its rows, and is computed again when its gradient is due.
+        again = jax.checkpoint(fn)
+        stacks = [x[: whole * size].reshape(whole, size, *x.shape[1:]) for x in arrays]
+        first = again(*[stack[0] for stack in stacks])
+
+        def more(total: Any, piece: Any) -> tuple[Any, None]:
+            return total + again(*piece), None
+
+        total, _ = jax.lax.scan(more, first, [stack[1:] for stack in stacks])
+    if len(arrays[0]) > whole * size:
+        rest = fn(*[x[whole * size :] for x in arrays])
+        total = rest if total is None else total + rest
+    return total

@@ -6,45 +6,61 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..errors import BackendError
+from ..errors import BackendError, GradientError
 
 __all__ = [
     "GENERATOR",
     "LIBRARY",
     "abs",
+    "accumulate",
     "add",
     "amax",
     "any",
     "arange",
+    "as_array",
     "cast",
     "choice",
     "clip",
     "concatenate",
     "constant",
+    "cos",
+    "device",
+    "differentiable",
     "draws",
     "exp",
     "expm1",
     "eye",
+    "gram",
+    "leaf",
     "log",
     "log_softmax",
     "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
+    "norm",
     "packs",
     "power_iteration",
+    "read",
+    "settled",
     "smooth_abs",
     "sqrt",
     "square",
+    "stitch",
     "stop_gradient",
     "subtract_where",
     "sum",
+    "sum_over_rows",
     "svdvals",
     "take",
+    "tracing",
     "uniform",
     "upcast",
     "value_and_gradient",
+    "value_and_gradients",
+    "weighted_sum",
     "where",
+    "zero",
 ]
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -131,6 +147,10 @@ def expm1(x: NDArray) -> NDArray:
 
 def log(x: NDArray) -> NDArray:
     return np.log(x)
+
+
+def cos(x: NDArray) -> NDArray:
+    return np.cos(x)
 
 
 def sqrt(x: NDArray) -> NDArray:
@@ -224,3 +244,78 @@ def choice(seed: np.random.Generator, total: int, count: int, like: NDArray) -> 
 
 def value_and_gradient(function: str, fn: Callable[[NDArray], NDArray], x: NDArray) -> tuple[NDArray, NDArray]:
     raise BackendError(f"{function}: NumPy has no gradients; pass a torch.Tensor or a jax.Array")
+
+
+# What composition needs: gradients of several terms, their sum, and numbers for people.
+
+
+def tracing(x: object) -> bool:
+    return False
+
+
+def settled(value: NDArray, like: NDArray) -> bool:
+    return not value.ndim and value.dtype.kind == "f" and value.dtype.itemsize >= 4
+
+
+def device(x: NDArray) -> Any:
+    return None
+
+
+def zero(like: NDArray) -> NDArray:
+    return np.zeros(())
+
+
+def as_array(value: Any, like: NDArray) -> NDArray:
+    return np.asarray(value, like.dtype if like.dtype.kind == "f" else None)
+
+
+def differentiable(x: NDArray, *, asked: bool) -> bool:
+    return x.dtype.kind == "f"
+
+
+def leaf(x: NDArray) -> NDArray:
+    return x
+
+
+def weighted_sum(values: Sequence[Any], weights: Sequence[Any]) -> NDArray:
+    return add([value * weight for value, weight in zip(values, weights, strict=True)])
+
+
+def read(arrays: Sequence[NDArray]) -> list[Any]:
+    return [x.tolist() for x in arrays]
+
+
+def value_and_gradients(
+    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray]
+) -> tuple[NDArray, list[NDArray], list[NDArray | None]]:
+    raise GradientError(
+        "NumPy has no automatic differentiation: pass torch or JAX arrays, or return "
+        "Evaluation(value, gradient={input: array}) from the term"
+    )
+
+
+def accumulate(total: NDArray | None, gradient: NDArray, weight: Any) -> NDArray:
+    return gradient * weight if total is None else total + gradient * weight
+
+
+def norm(gradients: Sequence[NDArray]) -> NDArray:
+    return sqrt(add([sum(square(upcast("norm", gradient))) for gradient in gradients]))
+
+
+def gram(rows: Sequence[Sequence[NDArray | None]]) -> NDArray:
+    products = np.zeros((len(rows), len(rows)))
+    for column in zip(*rows, strict=True):
+        for i, a in enumerate(column):
+            for j, b in enumerate(column):
+                if a is not None and b is not None:
+                    products[i, j] += (a * b).sum()
+    return products
+
+
+def stitch(value: NDArray, inputs: Sequence[NDArray], gradients: Sequence[NDArray]) -> NDArray:
+    return value
+
+
+def sum_over_rows(fn: Callable[..., NDArray], arrays: Sequence[NDArray], size: int) -> NDArray:
+    starts = range(0, len(arrays[0]), size)
+    return add([fn(*[x[start : start + size] for x in arrays]) for start in starts])

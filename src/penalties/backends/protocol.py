@@ -82,6 +82,10 @@ class Backend(Protocol):
         """Natural logarithm."""
         ...
 
+    def cos(self, x: Any, /) -> Any:
+        """Cosine."""
+        ...
+
     def sqrt(self, x: Any, /) -> Any:
         """Square root."""
         ...
@@ -163,4 +167,66 @@ class Backend(Protocol):
 
     def value_and_gradient(self, function: str, fn: Callable[[Any], Any], x: Any, /) -> tuple[Any, Any]:
         """`fn(x)`, and the gradient of its sum at `x`, both differentiable again."""
+        ...
+
+    def tracing(self, x: object, /) -> bool:
+        """Whether a compiler is looking: then nothing is measured, read or announced."""
+        ...
+
+    def settled(self, value: Any, like: Any, /) -> bool:
+        """Whether an array is a scalar of at least 32 bits beside `like`, as the value of a term is to be."""
+        ...
+
+    def device(self, x: Any, /) -> Any:
+        """Where an array lies, to compare; None where the library sees to that itself."""
+        ...
+
+    def zero(self, like: Any, /) -> Any:
+        """A 0-d array of 0, beside `like`."""
+        ...
+
+    def as_array(self, value: Any, like: Any, /) -> Any:
+        """A number or an array of any library as an array of this one, in the dtype of `like` and beside it."""
+        ...
+
+    def differentiable(self, x: Any, /, *, asked: bool) -> bool:
+        """Whether a gradient with respect to `x` can be taken if it is asked for, or is wanted unasked."""
+        ...
+
+    def leaf(self, x: Any, /) -> Any:
+        """`x` as something a gradient can be taken at: itself where that is so already."""
+        ...
+
+    def weighted_sum(self, values: Sequence[Any], weights: Sequence[Any], /) -> Any:
+        """`Σ weight·value` of 0-d arrays, where the first one lies."""
+        ...
+
+    def read(self, arrays: Sequence[Any], /) -> list[Any]:
+        """Arrays as numbers, or as lists of them where they are not 0-d, in one transfer from the device."""
+        ...
+
+    def value_and_gradients(
+        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], /
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """`fn(leaves)`, a scalar and further arrays, and the scalar's gradient at each leaf; None without a path."""
+        ...
+
+    def accumulate(self, total: Any, gradient: Any, weight: Any, /) -> Any:
+        """`total + weight·gradient`, which may overwrite `total`; None counts as 0."""
+        ...
+
+    def norm(self, gradients: Sequence[Any], /) -> Any:
+        """The length of some arrays taken as one vector."""
+        ...
+
+    def gram(self, rows: Sequence[Sequence[Any]], /) -> Any:
+        """The matrix of dot products between rows, each some arrays taken as one vector; None counts as 0."""
+        ...
+
+    def stitch(self, value: Any, inputs: Sequence[Any], gradients: Sequence[Any], /) -> Any:
+        """A value that was computed elsewhere, as a function of inputs with this gradient; first order only."""
+        ...
+
+    def sum_over_rows(self, fn: Callable[..., Any], arrays: Sequence[Any], size: int, /) -> Any:
+        """`Σ fn(piece)` over pieces of that many rows; each is freed before the next, and again in the backward."""
         ...

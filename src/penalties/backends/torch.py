@@ -19,39 +19,55 @@ __all__ = [
     "GENERATOR",
     "LIBRARY",
     "abs",
+    "accumulate",
     "add",
     "amax",
     "any",
     "arange",
+    "as_array",
     "cast",
     "choice",
     "clip",
     "concatenate",
     "constant",
+    "cos",
+    "device",
+    "differentiable",
     "draws",
     "exp",
     "expm1",
     "eye",
+    "gram",
+    "leaf",
     "log",
     "log_softmax",
     "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
+    "norm",
     "packs",
     "power_iteration",
+    "read",
+    "settled",
     "smooth_abs",
     "sqrt",
     "square",
+    "stitch",
     "stop_gradient",
     "subtract_where",
     "sum",
+    "sum_over_rows",
     "svdvals",
     "take",
+    "tracing",
     "uniform",
     "upcast",
     "value_and_gradient",
+    "value_and_gradients",
+    "weighted_sum",
     "where",
+    "zero",
 ]
 
 LIBRARY: Final = "PyTorch"
@@ -62,6 +78,9 @@ GENERATOR: Final = "a torch.Generator"
 _PACK_BELOW: Final = 8192
 _PACK_AT_MOST: Final = 2**18
 _PACK_BELOW_ON_ACCELERATOR: Final = 2**20
+
+# One product of stacked vectors up to here, a dot product for each pair beyond.
+_GRAM_BELOW: Final = 2**16
 
 _ATEN_REDUCTIONS: Final = {"none": 0, "mean": 1, "sum": 2}
 
@@ -105,22 +124,17 @@ def packs(leaves: Sequence["Tensor"]) -> bool:
     size = builtins.sum(map(torch.Tensor.numel, leaves))
     if device.type != "cpu":
         return size <= _PACK_BELOW_ON_ACCELERATOR * count and all(leaf.device == device for leaf in leaves)
-    if size > min(_PACK_BELOW * count, _PACK_AT_MOST):
-        return False
-    for leaf in leaves:
-        # Comparing devices takes three times as long as asking for the CPU.
-        if not leaf.is_cpu:
-            return False
-    return True
+    # Comparing devices takes three times as long as asking for the CPU.
+    return size <= min(_PACK_BELOW * count, _PACK_AT_MOST) and all(leaf.is_cpu for leaf in leaves)
 
 
 def concatenate(leaves: Sequence["Tensor"]) -> "Tensor":
     import torch
 
     if leaves[0].ndim == leaves[-1].ndim == 1 and not torch.compiler.is_compiling():
-        # Flat already, as sequences mostly are: to ask each of 64 tensors takes 4 µs, and this says so where one is not.
+        # Flat already, as sequences mostly are: asking each of 64 tensors takes 4 µs, and cat raises where one is not.
         try:
-            flat = torch.cat(leaves)
+            flat = torch.cat(list(leaves))
         except RuntimeError:
             pass
         else:
@@ -166,6 +180,10 @@ def expm1(x: "Tensor") -> "Tensor":
 
 def log(x: "Tensor") -> "Tensor":
     return x.log()
+
+
+def cos(x: "Tensor") -> "Tensor":
+    return x.cos()
 
 
 def sqrt(x: "Tensor") -> "Tensor":
@@ -306,3 +324,217 @@ def _transformed() -> bool:
     """Whether a transform of torch.func (grad, vmap, jvp, ...) is running; torch has no public way to ask."""
     functorch: Any = importlib.import_module("torch._C._functorch")
     return functorch.maybe_current_level() is not None
+
+
+# What composition needs: gradients of several terms, their sum, and numbers for people.
+
+
+def tracing(x: object) -> bool:
+    import torch
+
+    return torch.compiler.is_compiling()
+
+
+def settled(value: "Tensor", like: "Tensor") -> bool:
+    if value.ndim or not value.is_floating_point() or value.element_size() < 4:
+        return False
+    return (value.is_cpu and like.is_cpu) or value.device == like.device
+
+
+def device(x: "Tensor") -> Any:
+    return x.device
+
+
+def zero(like: "Tensor") -> "Tensor":
+    import torch
+
+    return torch.zeros((), device=like.device)
+
+
+def as_array(value: Any, like: "Tensor") -> "Tensor":
+    import torch
+
+    dtype = like.dtype if like.is_floating_point() else None
+    return torch.as_tensor(value, dtype=dtype, device=like.device)
+
+
+def differentiable(x: "Tensor", *, asked: bool) -> bool:
+    return x.is_floating_point() if asked else x.requires_grad
+
+
+def leaf(x: "Tensor") -> "Tensor":
+    return x if x.requires_grad else x.detach().requires_grad_()
+
+
+def weighted_sum(values: Sequence["Tensor"], weights: Sequence[Any]) -> "Tensor":
+    import torch
+
+    first = values[0]
+    if type(first) is torch.Tensor and not torch.compiler.is_compiling():
+        vector = _vector(tuple(weights), first)
+        if vector is not None:
+            # One dot product: two nodes of the graph, where products and sums are two for each term.
+            try:
+                return torch.stack(list(values)).dot(vector)
+            except RuntimeError:
+                # On several devices, or of several dtypes.
+                pass
+    total = first * weights[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total = total + (value * weight).to(total.device)
+    return total
+
+
+# Weights as vectors, so that a call need not copy them to the device again.
+_vectors: dict[tuple[tuple[float, ...], Any, Any], Any] = {}
+_VECTORS_KEPT: Final = 256
+
+
+def _vector(weights: tuple[Any, ...], like: "Tensor") -> "Tensor | None":
+    """The weights as a vector beside `like`; None where one of them is an array."""
+    import torch
+
+    key = weights, like.dtype, like.device
+    vector = _vectors.get(key)
+    if vector is None:
+        if not all(isinstance(weight, int | float) for weight in weights):
+            return None
+        with torch.inference_mode(False):
+            vector = torch.tensor(weights, dtype=like.dtype, device=like.device)
+        if not _transformed():
+            # One that was made inside a transform belongs to it.
+            if len(_vectors) >= _VECTORS_KEPT:
+                _vectors.clear()
+            _vectors[key] = vector
+    return vector
+
+
+def read(arrays: Sequence["Tensor"]) -> list[Any]:
+    import torch
+
+    if all([x.is_cpu for x in arrays]):  # noqa: C419 (a generator takes twice as long)
+        # Nothing moves: reading each in place takes a third of the time of stacking them.
+        untyped: Sequence[Any] = arrays
+        return [x.tolist() for x in untyped]
+    # One transfer: .item() for each would wait for the device as many times.
+    first = arrays[0].device
+    wide = torch.float32 if first.type == "mps" else torch.float64
+    flat: Any = torch.cat([x.detach().to(first, wide).reshape(-1) for x in arrays]).cpu()
+    pieces = flat.split([x.numel() for x in arrays])
+    return [piece.reshape(x.shape).tolist() for piece, x in zip(pieces, arrays, strict=True)]
+
+
+def value_and_gradients(
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"]
+) -> tuple["Tensor", list["Tensor"], list["Tensor | None"]]:
+    import torch
+
+    if torch.compiler.is_compiling() or _transformed():
+        # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
+        pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
+        value, pull_back, arrays = pulled
+        return value, arrays, [gradient.detach() for gradient in pull_back(torch.ones_like(value))]
+    with torch.enable_grad():
+        value, arrays = fn(leaves)
+        if not value.requires_grad:
+            return value, arrays, [None] * len(leaves)
+        # The graph stays: the total is the caller's to differentiate too.
+        return value, arrays, list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
+
+
+def accumulate(total: "Tensor | None", gradient: "Tensor", weight: Any) -> "Tensor":
+    import torch
+
+    if isinstance(weight, torch.Tensor):
+        weight = weight.detach().to(gradient)
+        return gradient * weight if total is None else total.addcmul_(gradient, weight)
+    # The first out of place: a gradient may be one number expanded, or share its memory with another.
+    return gradient * weight if total is None else total.add_(gradient, alpha=weight)
+
+
+def norm(gradients: Sequence["Tensor"]) -> "Tensor":
+    import torch
+
+    norms = [_length(gradient) for gradient in gradients]
+    return norms[0] if len(norms) == 1 else _length(torch.stack([one.to(norms[0].device) for one in norms]))
+
+
+def _length(x: "Tensor") -> "Tensor":
+    import torch
+
+    linalg: Any = torch.linalg  # untyped in torch
+    return linalg.vector_norm(x, dtype=torch.float32 if x.element_size() < 4 else None)
+
+
+def gram(rows: Sequence[Sequence["Tensor | None"]]) -> "Tensor":
+    import torch
+
+    count = len(rows)
+    total: Any = None
+    for column in zip(*rows, strict=True):
+        present = [gradient for gradient in column if gradient is not None]
+        if not present:
+            continue
+        flat = [None if x is None else upcast("gram", x).reshape(-1) for x in column]
+        if present[0].numel() <= _GRAM_BELOW:
+            blank = torch.zeros_like(upcast("gram", present[0]).reshape(-1))
+            stacked = torch.stack([blank if x is None else x for x in flat])
+            products = matmul(stacked, stacked.T)
+        else:
+            # Pair by pair: no copy of what may be large.
+            nothing = torch.zeros((), dtype=flat[0].dtype if flat[0] is not None else None, device=present[0].device)
+            products = torch.stack([_dot(a, b, nothing) for a in flat for b in flat]).reshape(count, count)
+        total = products if total is None else total + products.to(total.device)
+    return total
+
+
+def _dot(a: "Tensor | None", b: "Tensor | None", nothing: "Tensor") -> "Tensor":
+    return nothing if a is None or b is None else a.dot(b)
+
+
+def stitch(value: "Tensor", inputs: Sequence["Tensor"], gradients: Sequence["Tensor"]) -> "Tensor":
+    return _stitch_function().apply(value, len(inputs), *inputs, *gradients)
+
+
+_stitch: Any = None
+
+
+def _stitch_function() -> Any:
+    global _stitch
+    if _stitch is not None:
+        return _stitch
+    import torch
+
+    class Stitch(torch.autograd.Function):
+        """A value that was computed elsewhere, with the gradient that came with it."""
+
+        @staticmethod
+        def forward(value: Any, count: int, *tensors: Any) -> Any:
+            return value.clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.count = inputs[1]
+            ctx.save_for_backward(*inputs[2 + ctx.count :])
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            (upstream,) = grad_outputs
+            returned = [(upstream * gradient).to(gradient.dtype) for gradient in ctx.saved_tensors]
+            return None, None, *returned, *([None] * ctx.count)
+
+    _stitch = Stitch
+    return _stitch
+
+
+def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size: int) -> "Tensor":
+    import torch
+
+    # Checkpointed: a piece keeps nothing but its rows, and is computed again when its gradient is due. Split, not
+    # sliced: the backward of each slice would write a whole array.
+    again: Any = importlib.import_module("torch.utils.checkpoint").checkpoint
+    keep = torch.is_grad_enabled()
+    untyped: Sequence[Any] = arrays
+    pieces = zip(*[x.split(size) for x in untyped], strict=True)
+    return add([again(fn, *piece, use_reentrant=False) if keep else fn(*piece) for piece in pieces])

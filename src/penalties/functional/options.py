@@ -21,6 +21,7 @@ __all__ = [
     "check_same_shape",
     "is_whole",
     "penalty",
+    "unknown_option",
 ]
 
 P = ParamSpec("P")
@@ -46,13 +47,14 @@ def penalty(fn: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for given in kwargs:
             if given not in known:
-                raise _unknown(name, given, kwargs[given], options)
+                raise unknown_option(name, given, kwargs[given], options)
         return fn(*args, **kwargs)
 
     return call
 
 
-def _unknown(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:
+def unknown_option(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:
+    """The error for an option that does not exist, with the nearest one that does."""
     near = difflib.get_close_matches(option, options, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     allowed = f"only the options {', '.join(options)}" if options else "no options"

@@ -1,0 +1,55 @@
+"""A term over rows, some rows at a time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..backends import Backend, owner
+from ..errors import TermError
+from ..functional.reduction import weighted_mean
+from .term import Term
+
+__all__ = ["in_chunks"]
+
+
+def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """The sum or mean over all rows, from as many rows at a time as the term says.
+
+    Every array among the inputs is cut along its first axis. A mean counts each piece by its rows, or by the sum of
+    its mask.
+    """
+    options = {key: value for key, value in keywords.items() if owner(value) is None or key not in term.inputs}
+    cut = {key: value for key, value in keywords.items() if key not in options}
+    parts = [*arguments, *cut.values()]
+    places = [index for index, part in enumerate(parts) if owner(part) is not None]
+    if not places:
+        raise TermError(term.name, "chunk= needs an array with rows among its inputs; got none")
+    arrays = [parts[index] for index in places]
+    rows = {tuple(array.shape[:1]) for array in arrays}
+    if len(rows) > 1 or () in rows:
+        shapes = ", ".join(str(tuple(array.shape)) for array in arrays)
+        raise TermError(term.name, f"chunk= needs inputs with as many rows each; got shapes {shapes}")
+    ops: Backend = owner(arrays[0])  # pyright: ignore[reportAssignmentType]
+    count = len(arrays[0])
+    mask = keywords.get("mask")
+    mean = term.reduction == "mean"
+    masked = len(parts) - len(cut) + list(cut).index("mask") if "mask" in cut else None
+    whole = ops.sum(ops.upcast(term.name, mask)) if mean and masked is not None else None
+
+    def piece(*cuts: Any) -> Any:
+        given = list(parts)
+        for index, value in zip(places, cuts, strict=True):
+            given[index] = value
+        positional = given[: len(arguments)]
+        named = dict(zip(cut, given[len(arguments) :], strict=True))
+        value = term.call(*positional, **options, **named)
+        if owner(value) is None or len(value.shape):
+            raise TermError(term.name, "chunk= combines 0-d values; expected neither metrics nor state nor a vector")
+        if not mean:
+            return value
+        if whole is None:
+            return value * (len(cuts[0]) / count)
+        return weighted_mean(ops, value * ops.sum(ops.upcast(term.name, named["mask"])), whole)
+
+    if count == 0:
+        return piece(*arrays) if not mean else term.call(*arguments, **keywords)
+    return ops.sum_over_rows(piece, arrays, term.chunk or count)

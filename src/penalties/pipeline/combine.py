@@ -1,0 +1,163 @@
+"""From terms to the total: values, gradients, norms and cosines."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ..backends import Backend, owner
+from ..errors import BackendError, TermError
+from .output import BASE, LossOutput, Row, TermOutput, Terms
+from .targets import Targets
+from .term import Term, Weight
+
+__all__ = ["Gradients", "combined", "cosines_of"]
+
+
+class Gradients:
+    """The gradients of the terms of one call, added up as they come: each is freed before the next."""
+
+    __slots__ = ("cosines", "exact", "kept", "sums", "targets")
+
+    def __init__(self, targets: Targets, cosines: bool) -> None:
+        """Nothing yet."""
+        self.targets = targets
+        self.cosines = cosines
+        self.sums: list[Any] = [None] * len(targets.leaves)
+        self.kept: dict[str, Sequence[Any]] = {}
+        """Those of all terms, where cosines are wanted."""
+        self.exact = True
+        """Whether the sum is the gradient of the total: not where a weight depends on the inputs."""
+
+    def take(self, name: str, leaves: Sequence[Any] | None, weight: Weight) -> tuple[Any, Mapping[str, Any]]:
+        """Add a term's gradient; gives its norm over all inputs, and over each where there are several."""
+        ops = self.targets.ops
+        if leaves is None:
+            return None, {}
+        if _depends(weight):
+            self.exact = False
+        for place, gradient in enumerate(leaves):
+            if gradient is not None:
+                self.sums[place] = ops.accumulate(self.sums[place], gradient, weight)
+        if self.cosines:
+            self.kept[name] = leaves
+        present = [gradient for gradient in leaves if gradient is not None]
+        norms: dict[str, Any] = {}
+        if len(self.targets.nests) > 1:
+            for one in self.targets.nests:
+                belongs = [g for g, whose in zip(leaves, self.targets.names, strict=True) if whose == one]
+                here = [gradient for gradient in belongs if gradient is not None]
+                if here:
+                    norms[one] = ops.norm(here)
+        return ops.norm(present), norms
+
+    def total(self, value: Any) -> tuple[list[Any], Any]:
+        """The gradient of the total at each leaf, and its norm."""
+        ops = self.targets.ops
+        if not self.exact:
+            # A weight that depends on the inputs has a gradient of its own: only the total itself knows it.
+            _, _, gradients = ops.value_and_gradients(lambda _: (value, []), self.targets.leaves)
+        else:
+            gradients = self.sums
+        filled = [
+            0 * leaf if gradient is None else gradient
+            for leaf, gradient in zip(map(ops.stop_gradient, self.targets.leaves), gradients, strict=True)
+        ]
+        return filled, ops.norm(filled)
+
+    def matrix(self, names: Sequence[str]) -> Any:
+        """The cosines between these terms, NaN for one without a gradient."""
+        nothing = [None] * len(self.targets.leaves)
+        return cosines_of(self.targets.ops, [self.kept.get(name, nothing) for name in names])
+
+
+def cosines_of(ops: Backend, rows: Sequence[Sequence[Any]]) -> Any:
+    """The matrix of cosines between rows, each some arrays taken as one vector; NaN where one is 0."""
+    products = ops.gram(rows)
+    lengths = ops.sqrt(products.diagonal())
+    return products / (lengths[:, None] * lengths[None, :])
+
+
+def _depends(weight: Weight) -> bool:
+    """Whether a weight was computed from something that requires a gradient; a learned one is a leaf and was not."""
+    return getattr(weight, "grad_fn", None) is not None
+
+
+def combined(
+    terms: Sequence[Term],
+    rows: Sequence[Row],
+    base: Term | None,
+    ops: Backend | None,
+    like: Any,
+    gradients: Gradients | None,
+    state: Mapping[str, Any],
+    *,
+    single: bool,
+) -> LossOutput:
+    """The output of a call, of the terms that ran and a row for each; the base loss comes first."""
+    library, like = _library(terms, rows, ops, like)
+    kind = cast("type[Any]", type(like))
+    values: list[Any] = []
+    weights: list[Weight] = []
+    for term, row in zip(terms, rows, strict=True):
+        value = row[1]
+        if type(value) is not kind:
+            if value is None:
+                continue
+            if owner(value) is not library:
+                value = _foreign(term, value, library, like)
+        weight = row[2]
+        if type(weight) is not float and owner(weight) not in (None, library):
+            raise BackendError(f"{term.name}: the weight is no {library.LIBRARY} array, as the value is; convert it")
+        values.append(value)
+        weights.append(weight)
+    base_output = base_value = None
+    if base is not None and terms and terms[0] is base:
+        base_output, rows = TermOutput(*rows[0]), rows[1:]
+        if base_output.value is not None:
+            base_value, values, weights = values[0], values[1:], weights[1:]
+    regularizers = library.weighted_sum(values, weights) if values else library.zero(like)
+    total = regularizers if base_value is None else library.add([base_value, regularizers])
+    outputs = Terms(rows)
+    if gradients is None:
+        return LossOutput(total, outputs, base_output, regularizers, state=state)
+    leaves, norm = gradients.total(total)
+    structured = gradients.targets.structured(leaves)
+    names = (*([] if base_output is None else [BASE]), *outputs)
+    return LossOutput(
+        total,
+        outputs,
+        base_output,
+        regularizers,
+        norm,
+        next(iter(structured.values())) if single else structured,
+        gradients.matrix(names) if gradients.cosines else None,
+        state,
+    )
+
+
+def _library(terms: Sequence[Term], rows: Sequence[Row], ops: Backend | None, like: Any) -> tuple[Backend, Any]:
+    """The library that the total is in: that of the first value that can have a gradient."""
+    for term, row in zip(terms, rows, strict=True):
+        if term.differentiable and row[1] is not None:
+            found = owner(row[1])
+            assert found is not None, "a value is an array"
+            return found, row[1]
+    if ops is not None:
+        return ops, like
+    blank = np.zeros(())
+    numpy = owner(blank)
+    assert numpy is not None, "an array of NumPy's"
+    return numpy, blank
+
+
+def _foreign(term: Term, value: Any, library: Backend, like: Any) -> Any:
+    """A constant of another library as one of this; a value that should have a gradient cannot come from elsewhere."""
+    ops = owner(value)
+    assert ops is not None, "a value is an array"
+    if term.differentiable:
+        raise TermError(
+            term.name,
+            f"returned a {ops.LIBRARY} array and the terms before it {library.LIBRARY} arrays; expected one library",
+        )
+    return library.as_array(value, like)

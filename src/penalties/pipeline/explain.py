@@ -1,0 +1,276 @@
+"""Which terms drive training, which fight, and which do nothing."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from ..errors import OptionError
+from ..functional.options import check_count, check_number
+from ..telemetry import events
+from .output import LossOutput, TermOutput
+from .table import table
+
+__all__ = ["Explanation", "Finding", "Monitor", "Share", "explain"]
+
+Kind: TypeAlias = Literal["dominates", "conflicts", "does nothing", "explodes", "failed", "no gradient"]
+
+_DOMINANCE: Final = 100.0
+_CONFLICT: Final = -0.3
+_EXPLOSION: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one term is of the whole. Shares are of sums of magnitudes, so that opposites do not hide each other."""
+
+    name: str
+    value: float | None
+    weight: float
+    contribution: float | None
+    loss_share: float | None
+    grad_norm_weighted: float | None
+    grad_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth knowing, and the terms it is about."""
+
+    kind: Kind
+    terms: tuple[str, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Shares of the loss and of the gradient, and what stands out, most urgent first. `str()` is a table.
+
+    >>> import torch
+    >>> import penalties as pn
+    >>> pipeline = pn.Pipeline([pn.Term(pn.l1, weight=1e-3), pn.Term(pn.l2)])
+    >>> print(pn.explain(pipeline.value_and_grad(torch.tensor([1.0, 2.0, 3.0]), wrt="input")))
+    total 14.006, gradient 7.48492
+    term  contribution  of the loss  gradient  of the gradient
+    l1    0.006         0.0 %        0.00173   0.0 %
+    l2    14            100.0 %      7.48      100.0 %
+    l2 dominates l1: its gradient is 4320 times as long
+    """
+
+    total: float
+    total_grad_norm: float | None
+    shares: tuple[Share, ...]
+    findings: tuple[Finding, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as nested plain data."""
+        return {
+            "total": self.total,
+            "total_grad_norm": self.total_grad_norm,
+            "shares": {
+                share.name: {
+                    "value": share.value,
+                    "weight": share.weight,
+                    "contribution": share.contribution,
+                    "loss_share": share.loss_share,
+                    "grad_norm_weighted": share.grad_norm_weighted,
+                    "grad_share": share.grad_share,
+                }
+                for share in self.shares
+            },
+            "findings": [
+                {"kind": finding.kind, "terms": list(finding.terms), "message": finding.message}
+                for finding in self.findings
+            ],
+        }
+
+    def __str__(self) -> str:
+        """A table, and a line for each finding."""
+        norm = "" if self.total_grad_norm is None else f", gradient {self.total_grad_norm:.6g}"
+        tracked = any(share.grad_norm_weighted is not None for share in self.shares)
+        header = ["term", "contribution", "of the loss", *(["gradient", "of the gradient"] if tracked else [])]
+        lines = [
+            [
+                share.name,
+                _short(share.contribution, ".6g"),
+                _percent(share.loss_share),
+                *([_short(share.grad_norm_weighted, ".3g"), _percent(share.grad_share)] if tracked else []),
+            ]
+            for share in self.shares
+        ]
+        shown = table(header, lines) if lines else []
+        return "\n".join([f"total {self.total:.6g}{norm}", *shown, *[finding.message for finding in self.findings]])
+
+
+def _short(number: float | None, form: str) -> str:
+    return "-" if number is None else format(number, form)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def explain(
+    out: LossOutput,
+    *,
+    dominance: float = _DOMINANCE,
+    conflict: float = _CONFLICT,
+    explosion: float = _EXPLOSION,
+) -> Explanation:
+    """What each term is of the loss and of the gradient, and which dominate, conflict, do nothing or explode.
+
+    A term dominates another when its weighted gradient is more than `dominance` times as long (without gradients: when
+    its contribution is as much larger), two conflict when the cosine between their gradients is below `conflict`, a
+    term does nothing when its weighted gradient is 0, and the objective explodes when the total's gradient is longer
+    than `explosion` or anything is not finite. Gradients come from `value_and_grad` or `gradients.track`.
+    """
+    dominance = check_number("explain", "dominance", dominance, "a number above 1", low=1.0)
+    conflict = check_number("explain", "conflict", conflict, "a number from -1 to 0", low=-1.0, high=0.0)
+    explosion = check_number("explain", "explosion", explosion, "a number above 0", low=math.ulp(0.0))
+    plain = out.read()
+    rows = [*([plain.base] if plain.base is not None else []), *plain]
+    loss = _shares([row.contribution for row in rows])
+    norms = [None if row.grad_norm_weighted is None else abs(row.grad_norm_weighted) for row in rows]
+    gradient = _shares(norms)
+    shares = tuple(
+        Share(row.name, row.value, row.weight, row.contribution, of_loss, size, of_gradient)
+        for row, of_loss, size, of_gradient in zip(rows, loss, norms, gradient, strict=True)
+    )
+    findings = [
+        *_failures(rows),
+        *_explosions(plain, rows, explosion),
+        *_conflicts(plain, conflict),
+        *_dominance(rows, norms, dominance),
+        *_idle(rows),
+    ]
+    return Explanation(plain.total, plain.total_grad_norm, shares, tuple(findings))
+
+
+def _shares(amounts: Sequence[float | None]) -> list[float | None]:
+    sizes = [None if amount is None or not math.isfinite(amount) else abs(amount) for amount in amounts]
+    whole = sum(size for size in sizes if size is not None)
+    return [None if size is None or not whole else size / whole for size in sizes]
+
+
+def _failures(rows: Sequence[TermOutput]) -> list[Finding]:
+    failed = [Finding("failed", (row.name,), f"{row.name} was skipped: {row.error}") for row in rows if row.error]
+    return failed + [
+        Finding("no gradient", (row.name,), f"{row.name} has no gradient here: {row.grad_error}")
+        for row in rows
+        if row.grad_error
+    ]
+
+
+def _explosions(plain: LossOutput, rows: Sequence[TermOutput], most: float) -> list[Finding]:
+    found: list[Finding] = []
+    for row in rows:
+        for what, number in (("value", row.value), ("gradient", row.grad_norm)):
+            if number is not None and not math.isfinite(number):
+                found.append(Finding("explodes", (row.name,), f"{row.name} explodes: its {what} is {number:g}"))
+                break
+    norm = plain.total_grad_norm
+    if norm is not None and math.isfinite(norm) and norm > most:
+        sizes = {row.name: abs(row.grad_norm_weighted) for row in rows if row.grad_norm_weighted is not None}
+        worst = max(sizes, key=lambda name: sizes[name])
+        message = f"the gradient explodes: its length is {norm:.3g}, most of it from {worst}"
+        found.append(Finding("explodes", (worst,), message))
+    return found
+
+
+def _conflicts(plain: LossOutput, least: float) -> list[Finding]:
+    found: list[Finding] = []
+    if plain.cosines is None:
+        return found
+    names = plain.names
+    pairs = [(plain.cosines[i][j], names[i], names[j]) for i in range(len(names)) for j in range(i + 1, len(names))]
+    for cosine, first, second in sorted((pair for pair in pairs if pair[0] < least), key=lambda pair: pair[0]):
+        message = f"{first} and {second} conflict: the cosine between their gradients is {cosine:.2f}"
+        found.append(Finding("conflicts", (first, second), message))
+    return found
+
+
+def _dominance(rows: Sequence[TermOutput], norms: Sequence[float | None], times: float) -> list[Finding]:
+    tracked = any(norm is not None for norm in norms)
+    sizes = norms if tracked else [None if row.contribution is None else abs(row.contribution) for row in rows]
+    counted = [(size, row.name) for row, size in zip(rows, sizes, strict=True) if size and math.isfinite(size)]
+    if not counted:
+        return []
+    largest, first = max(counted)
+    small = [(size, name) for size, name in counted if largest > times * size]
+    if not small:
+        return []
+    what = "gradient is {} times as long" if tracked else "contribution is {} times as large"
+    names = tuple(name for _, name in small)
+    ratio = f"{largest / max(small)[0]:.0f}" if len(small) == 1 else f"at least {largest / max(small)[0]:.0f}"
+    return [Finding("dominates", (first, *names), f"{first} dominates {_listed(names)}: its {what.format(ratio)}")]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _idle(rows: Sequence[TermOutput]) -> list[Finding]:
+    found: list[Finding] = []
+    for row in rows:
+        if row.value is not None and row.weight == 0:
+            found.append(Finding("does nothing", (row.name,), f"{row.name} does nothing: its weight is 0"))
+        elif row.grad_norm is not None and row.grad_norm == 0:
+            found.append(Finding("does nothing", (row.name,), f"{row.name} does nothing: its gradient is 0"))
+    return found
+
+
+class Monitor:
+    """Explains outputs during training: every so many steps, and when the loss jumps.
+
+    It emits `monitor.explain`, which a sink writes down, and gives the explanation where there was one. A jump is a
+    loss of more than `jump` times the median of the last `window` losses; to see one it reads the total at each step,
+    which waits for the device. `jump=None` looks at every `every` steps only.
+
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> pipeline, monitor = pn.Pipeline(["l1"]), pn.Monitor(every=100)
+    >>> seen = [step for step in range(300) if monitor(pipeline(np.array([1.0 + 9 * (step == 150)])), step)]
+    >>> seen
+    [0, 100, 150, 200]
+    """
+
+    def __init__(self, every: int = 100, *, jump: float | None = 2.0, window: int = 50, **thresholds: float) -> None:
+        """`thresholds` are those of `explain`."""
+        check_count("Monitor", "every", every, 1)
+        check_count("Monitor", "window", window, 2)
+        if jump is not None:
+            jump = check_number("Monitor", "jump", jump, "None or a number above 1", low=1.0)
+        for name, value in thresholds.items():
+            if name not in ("dominance", "conflict", "explosion"):
+                raise OptionError("Monitor", name, value, "only every, jump, window, dominance, conflict, explosion")
+        self.every = every
+        self.jump = jump
+        self.thresholds = thresholds
+        self.losses: deque[float] = deque(maxlen=window)
+
+    def __call__(self, out: LossOutput, step: int) -> Explanation | None:
+        """Look at the output of one step."""
+        reason = "every" if step % self.every == 0 else None
+        if self.jump is not None:
+            total = out.read().total
+            if reason is None and self._jumped(total):
+                reason = "jump"
+            if math.isfinite(total):
+                self.losses.append(total)
+        if reason is None:
+            return None
+        explanation = explain(out, **self.thresholds)
+        if events.handlers:
+            events.emit("monitor.explain", {}, {"step": step, "reason": reason, "explanation": explanation})
+        return explanation
+
+    def _jumped(self, total: float) -> bool:
+        if not math.isfinite(total):
+            return True
+        if len(self.losses) < 2 or self.jump is None:
+            return False
+        # Of the magnitude, since a loss may be negative.
+        middle = statistics.median(self.losses)
+        return total - middle > (self.jump - 1.0) * abs(middle)

@@ -1,0 +1,128 @@
+"""Which term drives a network: gradients at a shared representation, or with respect to parameters."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from ..backends import owner
+from ..errors import BackendError, GradientError, OptionError
+from ..functional.nests import flatten
+from .combine import cosines_of
+from .output import LossOutput, TermOutput, Terms
+
+__all__ = ["norm", "track"]
+
+
+def norm(fn: Callable[[Any], Any], x: Any) -> float:
+    """The length of the gradient of a scalar function, as a number.
+
+    A function that does not depend on `x` has length 0.
+
+    >>> import torch
+    >>> import penalties as pn
+    >>> round(pn.gradients.norm(lambda x: (x**2).sum(), torch.tensor([1.0, 2.0, 3.0])), 6)
+    7.483315
+    """
+    nest = flatten("gradients.norm", "x", [x])
+    ops = nest.ops
+    leaves = [ops.leaf(leaf) if ops.differentiable(leaf, asked=True) else leaf for leaf in nest.leaves]
+    if not all(ops.differentiable(leaf, asked=True) for leaf in leaves):
+        raise GradientError(f"gradients.norm: x has dtype {nest.leaves[0].dtype}; expected floats")
+
+    def value_of(xs: Sequence[Any]) -> tuple[Any, list[Any]]:
+        value = fn(nest.rebuild(iter(xs))[0])
+        if owner(value) is not ops or len(value.shape) or not ops.differentiable(value, asked=True):
+            raise GradientError(f"gradients.norm: fn returned {value!r}; expected a scalar (0-d) {ops.LIBRARY} float")
+        return value, []
+
+    _, _, gradients = ops.value_and_gradients(value_of, leaves)
+    present = [gradient for gradient in gradients if gradient is not None]
+    return float(ops.read([ops.norm(present)])[0]) if present else 0.0
+
+
+def track(
+    out: LossOutput,
+    *,
+    at: Any = None,
+    wrt: Any = None,
+    base: Any = None,
+    cosines: bool = True,
+    backward: bool = True,
+) -> LossOutput:
+    """The norms of the terms' gradients inside a network, and the cosines between them; then one backward pass.
+
+    `at` is a tensor that the terms share, or several: a hidden representation, the logits. It costs a pass from each
+    term to there. `wrt` is parameters instead, exactly, and costs a whole pass for each term. `base` is a loss that
+    the pipeline does not know of; it is added to the total, and is the output's base. At the end the total goes
+    backward, so that every parameter has its `.grad`; `backward=False` leaves that to the caller.
+
+    >>> import torch
+    >>> import penalties as pn
+    >>> layer = torch.nn.Linear(3, 2)
+    >>> hidden = layer(torch.ones(4, 3))
+    >>> out = pn.Pipeline([pn.Term(pn.l1, name="small"), pn.Term(pn.l2)])(hidden)
+    >>> out = pn.gradients.track(out, at=hidden)
+    >>> round(float(out["small"].grad_norm), 4), layer.weight.grad is not None
+    (2.8284, True)
+    """
+    if (at is None) == (wrt is None):
+        raise OptionError("track", "at", at, "either at= a shared tensor, or wrt= parameters")
+    given: Literal["at", "wrt"] = "at" if wrt is None else "wrt"
+    if owner(out.total) is None or not hasattr(out.total, "backward"):
+        raise BackendError(
+            "track: needs the graph of PyTorch; in JAX take the representation as an input, "
+            "value_and_grad(h=h), and pull out.gradient back by jax.vjp"
+        )
+    points = [x for x in flatten("track", given, [at if wrt is None else wrt]).leaves if x.requires_grad]
+    if not points:
+        raise GradientError(f"track: no tensor of {given} requires grad; pass one that the terms were computed from")
+    if not out.total.requires_grad:
+        raise GradientError("track: the total has no graph; call the pipeline outside torch.no_grad()")
+    rows: list[TermOutput] = list(out.terms.values())
+    first = out.base
+    total = out.total
+    if base is not None:
+        if first is not None:
+            raise OptionError("track", "base", base, "None: the pipeline has a base loss of its own")
+        first = TermOutput("base_loss", base)
+        total = base + total
+    rows = [*([first] if first is not None else []), *rows]
+
+    import torch
+
+    gathered: list[list[Any]] = []
+    tracked: list[TermOutput] = []
+    ops = owner(total)
+    assert ops is not None, "a total with a graph is an array"
+    for row in rows:
+        gradients: list[Any] = [None] * len(points)
+        if row.value is not None and row.value.requires_grad:
+            gradients = list(torch.autograd.grad(row.value, points, retain_graph=True, allow_unused=True))
+        present = [gradient for gradient in gradients if gradient is not None]
+        if row.value is None:
+            tracked.append(row)
+        elif present:
+            tracked.append(dataclasses.replace(row, grad_norm=ops.norm(present), grad_error=None))
+        else:
+            what = "the shared tensor" if given == "at" else "these parameters"
+            reason = f"its value does not depend on {what} by operations that PyTorch can differentiate"
+            tracked.append(dataclasses.replace(row, grad_norm=None, grad_error=reason))
+        gathered.append(gradients)
+    summed: list[Any] = [None] * len(points)
+    for row, gradients in zip(tracked, gathered, strict=True):
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                summed[place] = ops.accumulate(summed[place], gradient, row.weight)
+    present = [gradient for gradient in summed if gradient is not None]
+    output = LossOutput(
+        total,
+        Terms.of(tracked if first is None else tracked[1:]),
+        None if first is None else tracked[0],
+        out.regularizer_total,
+        ops.norm(present) if present else None,
+        cosines=cosines_of(ops, gathered) if cosines else None,
+        state=out.state,
+    )
+    if backward:
+        total.backward()
+    return output

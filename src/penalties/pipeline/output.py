@@ -1,0 +1,633 @@
+"""What a pipeline's call gives: the total, and everything about every term."""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, TypeAlias, cast
+
+from .. import encoding
+from ..backends import Backend, owner
+from ..errors import InputError, NonFiniteError, OptionError, ShapeError, TermError
+from .kinds import is_mapping, is_row
+from .table import table
+from .term import same
+
+__all__ = ["BASE", "NOTHING", "LossOutput", "Row", "TermOutput", "Terms", "known_to_jax"]
+
+BASE: Final = "base_loss"
+"""The name that the base loss has in metrics and in the order of cosines."""
+
+NOTHING: Final[Mapping[str, Any]] = {}
+"""No metrics; shared, and never written to."""
+
+Style: TypeAlias = Literal["flat", "slash"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TermOutput:
+    """One term of one call. Values are 0-d arrays on their device until they are read.
+
+    >>> import penalties as pn
+    >>> out = pn.TermOutput("l1", value=22.4, weight=0.01, grad_norm=7.48)
+    >>> round(out.contribution, 6), round(out.grad_norm_weighted, 6)
+    (0.224, 0.0748)
+    """
+
+    name: str
+    value: Any
+    """None where the term was skipped."""
+    weight: Any = 1.0
+    grad_norm: Any = None
+    """Of the value, not weighted, over all inputs together; None where it was not asked for, or there is none."""
+    grad_error: str | None = None
+    """Why there is no gradient, where one was asked for."""
+    grad_norms: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """The same for each input alone, where there are several."""
+    metrics: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    duration: float | None = None
+    """Seconds; None inside a compiler. On an accelerator it is the time to launch."""
+    error: BaseException | None = None
+
+    @property
+    def contribution(self) -> Any:
+        """`weight · value`: what it adds to the total; None where the term was skipped."""
+        return None if self.value is None else self.weight * self.value
+
+    @property
+    def grad_norm_weighted(self) -> Any:
+        """`weight · grad_norm`; None where there is no norm."""
+        return None if self.grad_norm is None else self.weight * self.grad_norm
+
+    def to_dict(self) -> dict[str, Any]:
+        """The nested form, in numbers."""
+        return _term_dict(_read_term(self))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every part; arrays by their elements, errors by what they say."""
+        return _equal(self, other)
+
+    def __hash__(self) -> int:
+        """By the name."""
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        """The parts that are there."""
+        # Inside a compiler there are no numbers, and the arrays say what they are.
+        plain = self if _traced(self.value, self.weight) or _batched(self.value) else _read_term(self)
+        shown = [f"{key}={_shown(value)}" for key, value in _term_dict(plain).items() if value not in (None, {})]
+        return f"TermOutput({self.name!r}, {', '.join(shown)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the parts, without the graph behind them."""
+        return type(self), tuple(_detached(getattr(self, entry.name)) for entry in fields(self))
+
+
+Row: TypeAlias = tuple[str, Any, Any, Any, str | None, Mapping[str, Any], Mapping[str, Any], float | None, Any]
+"""The arguments of a `TermOutput`."""
+
+
+class Terms(Mapping[str, TermOutput]):
+    """The terms of a call by name, in order. Each becomes an object when somebody looks at it."""
+
+    __slots__ = ("made", "rows")
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        """Keep the arguments of the outputs."""
+        self.rows = rows
+        self.made: dict[str, TermOutput] | None = None
+
+    @classmethod
+    def of(cls, terms: Sequence[TermOutput]) -> "Terms":
+        """Of outputs that are objects already."""
+        return cls([_row(term) for term in terms])
+
+    def _outputs(self) -> dict[str, TermOutput]:
+        if self.made is None:
+            self.made = {row[0]: TermOutput(*row) for row in self.rows}
+        return self.made
+
+    def __getitem__(self, name: str) -> TermOutput:
+        """A term by name."""
+        return self._outputs()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter([row[0] for row in self.rows])
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        """As a dict."""
+        return repr(self._outputs())
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LossOutput:
+    """The result of a pipeline: `total` to differentiate, and every term to look at.
+
+    Values stay on their device until `metrics()`, `to_dict()` or `to_json()` reads them all, in one transfer.
+
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> out = pn.Pipeline([pn.Term(pn.l1, weight=0.1), pn.Term(pn.l2, weight=0.01)])(np.array([1.0, -2.0]))
+    >>> out
+    LossOutput, total 0.35
+      term  value  weight  contribution  share
+      l1    3      0.1     0.3           86 %
+      l2    5      0.01    0.05          14 %
+    >>> out["l1"].value
+    np.float64(3.0)
+    """
+
+    total: Any
+    terms: Mapping[str, TermOutput] = field(default_factory=lambda: Terms(()))
+    """By name, in the order of the pipeline."""
+    base: TermOutput | None = None
+    regularizer_total: Any = 0.0
+    """The total without the base loss."""
+    total_grad_norm: Any = None
+    gradient: Any = None
+    """`{input: gradient}` with the structure of each input, or the gradient itself of a single positional input."""
+    cosines: Any = None
+    """The matrix of cosines between the gradients, in the order of `names`; NaN for a term whose gradient is 0."""
+    state: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """What the stateful terms want to be given at the next call."""
+
+    @classmethod
+    def of(
+        cls,
+        terms: Sequence[TermOutput],
+        *,
+        base: TermOutput | None = None,
+        total_grad_norm: Any = None,
+    ) -> "LossOutput":
+        """The output that these terms make: totals are the sums of their contributions.
+
+        >>> import penalties as pn
+        >>> out = pn.LossOutput.of([pn.TermOutput("l1", 22.4, 0.01)], base=pn.TermOutput("base_loss", 2.5))
+        >>> round(out.total, 6), round(out.regularizer_total, 6)
+        (2.724, 0.224)
+        """
+        regularizers = sum((term.contribution for term in terms if term.value is not None), 0.0)
+        total = regularizers if base is None or base.value is None else base.value + regularizers
+        return cls(total, Terms.of(terms), base, regularizers, total_grad_norm)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The base loss, if there is one, and the terms: the order of `cosines`."""
+        return (*([BASE] if self.base is not None else []), *self.terms)
+
+    @property
+    def all(self) -> tuple[TermOutput, ...]:
+        """The base loss, if there is one, and the terms."""
+        return (*([self.base] if self.base is not None else []), *self.terms.values())
+
+    def __getitem__(self, name: str) -> TermOutput:
+        """A term by name; `"base_loss"` is the base."""
+        if name == BASE and self.base is not None:
+            return self.base
+        try:
+            return self.terms[name]
+        except KeyError:
+            there = ", ".join(f'"{known}"' for known in self.names) or "none"
+            raise InputError(f'no term is named "{name}"; there is {there}') from None
+
+    def __iter__(self) -> Iterator[TermOutput]:
+        """The terms in order, without the base."""
+        return iter(self.terms.values())
+
+    def __len__(self) -> int:
+        """How many terms, without the base."""
+        return len(self.terms)
+
+    def read(self) -> "LossOutput":
+        """The same with numbers in place of arrays, read in one transfer; without gradient and state."""
+        return _read(self)
+
+    def metrics(self, style: Style = "flat") -> dict[str, float]:
+        """Everything as flat numbers, for a log.
+
+        "flat" has `l1`, `l1_weighted`, `l1_grad_norm`, `l1/own_metric`, `base_loss`, `total`, `total_grad_norm`;
+        "slash" groups for loggers: `loss/l1`, `loss/l1/weighted`, `grad_norm/l1`, `weight/l1`, `time/l1`.
+
+        >>> import numpy as np
+        >>> import penalties as pn
+        >>> out = pn.Pipeline([pn.Term(pn.l1, weight=0.5)])(np.array([1.0, -2.0]))
+        >>> out.metrics()
+        {'l1': 3.0, 'l1_weighted': 1.5, 'total': 1.5}
+        """
+        if style not in ("flat", "slash"):
+            raise OptionError("metrics", "style", style, '"flat" or "slash"')
+        if _batched(self.total):
+            raise _one_at_a_time(self.total)
+        return _flat(self) if style == "flat" else _slash(self.read())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as nested numbers; what was not asked for is None."""
+        plain = self.read()
+        nested: dict[str, Any] = {"loss_total": plain.total}
+        if plain.base is not None:
+            base = plain.base
+            nested["base_loss"] = {"value": base.value, "grad_norm": base.grad_norm, "custom": dict(base.metrics)}
+            nested["base_loss"] |= _when_there(grad_error=base.grad_error, duration=base.duration)
+        nested["regularizers"] = {term.name: _term_dict(term) for term in plain}
+        nested["regularizer_total"] = plain.regularizer_total
+        nested["total_grad_norm"] = plain.total_grad_norm
+        if plain.cosines is not None:
+            nested["cosines"] = plain.cosines
+        return nested
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON; NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"."""
+        return encoding.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, nested: Mapping[str, Any]) -> "LossOutput":
+        """The output that `to_dict` described, or `to_json`, once that is parsed; with numbers in place of arrays.
+
+        >>> import numpy as np
+        >>> import penalties as pn
+        >>> out = pn.Pipeline([pn.Term(pn.l1)])(np.array([1.0, np.nan]))
+        >>> import json
+        >>> pn.LossOutput.from_dict(json.loads(out.to_json())).metrics()
+        {'l1': nan, 'l1_weighted': nan, 'total': nan}
+        """
+        known = {"loss_total", "base_loss", "regularizers", "regularizer_total", "total_grad_norm", "cosines"}
+        for key in ("loss_total", "regularizers", "regularizer_total"):
+            if key not in nested:
+                raise InputError(f'from_dict: no key "{key}"; given: {", ".join(map(str, nested)) or "none"}')
+        for key in nested:
+            if key not in known:
+                raise InputError(f'from_dict: unknown key "{key}"; expected only {", ".join(sorted(known))}')
+        plain = cast("dict[str, Any]", encoding.decode(dict(nested)))
+        base = plain.get("base_loss")
+        terms = Terms.of([_from_dict(name, part) for name, part in plain["regularizers"].items()])
+        return cls(
+            plain["loss_total"],
+            terms,
+            None if base is None else _from_dict(BASE, base),
+            plain["regularizer_total"],
+            plain.get("total_grad_norm"),
+            cosines=plain.get("cosines"),
+        )
+
+    def check(self) -> "LossOutput":
+        """Itself, or `NonFiniteError` that names the first term that is NaN or infinite. Reads the values.
+
+        >>> import numpy as np
+        >>> import penalties as pn
+        >>> try:
+        ...     pn.Pipeline([pn.Term(pn.l1)])(np.array([1.0, np.inf])).check()
+        ... except pn.NonFiniteError as error:
+        ...     print(error)
+        l1: the value is inf
+        """
+        plain = self.read()
+        for term in plain.all:
+            for what, number in (("value", term.value), ("weight", term.weight), ("gradient norm", term.grad_norm)):
+                if number is not None and not math.isfinite(number):
+                    kind = "nan" if math.isnan(number) else "inf"
+                    raise NonFiniteError(kind, f"{term.name}: the {what} is {number:g}")
+        if not math.isfinite(plain.total):
+            kind = "nan" if math.isnan(plain.total) else "inf"
+            raise NonFiniteError(kind, f"the total is {plain.total:g}, though every term is finite: the sum overflows")
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every part; arrays by their elements, errors by what they say."""
+        return _equal(self, other)
+
+    def __hash__(self) -> int:
+        """By the names."""
+        return hash(self.names)
+
+    def __repr__(self) -> str:
+        """A small table. Reads the values."""
+        # Inside a compiler there are no numbers, and the arrays say what they are.
+        plain = self if _traced(self.total) or _batched(self.total) else _read(self)
+        rows = plain.all
+        parts = [abs(row.contribution) for row in rows if isinstance(row.contribution, float | int)]
+        scale = sum(parts)
+        norms = any(row.grad_norm is not None or row.grad_error is not None for row in rows)
+        header = ["term", "value", "weight", "contribution", "share", *(["gradient"] if norms else [])]
+        lines: list[list[str]] = []
+        for row in rows:
+            if row.error is not None:
+                said = str(row.error).removeprefix(f"{row.name}: ")
+                lines.append([row.name, "skipped", _shown(row.weight), said, "", *([""] if norms else [])])
+                continue
+            amount = row.contribution
+            share = f"{abs(amount) / scale:.0%}".replace("%", " %") if scale and isinstance(amount, float | int) else ""
+            cells = [row.name, _shown(row.value), _shown(row.weight), _shown(amount), share]
+            lines.append([*cells, *([_shown(row.grad_norm)] if norms else [])])
+        norm = "" if plain.total_grad_norm is None else f", gradient {_shown(plain.total_grad_norm)}"
+        title = f"LossOutput, total {_shown(plain.total)}{norm}"
+        return "\n".join([title, *table(header, lines, indent="  ")]) if lines else title
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the parts, without the graph behind them."""
+        return type(self), tuple(_detached(getattr(self, entry.name)) for entry in fields(self))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return NotImplemented
+    one: Any
+    other: Any
+    for entry in fields(a):
+        one, other = getattr(a, entry.name), getattr(b, entry.name)
+        if entry.name == "error":
+            one, other = repr(one), repr(other)
+        if not same(one, other):
+            return False
+    return True
+
+
+# Reading: every array of an output, in one transfer.
+
+
+def _row(term: TermOutput) -> Row:
+    return (
+        term.name,
+        term.value,
+        term.weight,
+        term.grad_norm,
+        term.grad_error,
+        term.grad_norms,
+        term.metrics,
+        term.duration,
+        term.error,
+    )
+
+
+def _rows(terms: Mapping[str, TermOutput]) -> Sequence[Row]:
+    return terms.rows if isinstance(terms, Terms) else [_row(term) for term in terms.values()]
+
+
+def _numbers(values: list[Any]) -> list[Any]:
+    """The values with numbers in place of arrays."""
+    places = [place for place, value in enumerate(values) if type(value) is not float and value is not None]
+    arrays = [values[place] for place in places]
+    ops = owner(arrays[0]) if arrays else None
+    if ops is None or len(set(map(type, arrays))) > 1:
+        return _mixed_numbers(values)
+    for place, number in zip(places, ops.read(arrays), strict=True):
+        values[place] = number
+    return values
+
+
+def _mixed_numbers(values: list[Any]) -> list[Any]:
+    """The same where there are arrays of several kinds, or whole numbers among them."""
+    libraries: dict[int, tuple[Backend, list[int]]] = {}
+    for place, value in enumerate(values):
+        ops = owner(value)
+        if ops is not None:
+            libraries.setdefault(id(ops), (ops, []))[1].append(place)
+    for ops, mine in libraries.values():
+        for place, number in zip(mine, ops.read([values[place] for place in mine]), strict=True):
+            values[place] = number
+    return values
+
+
+def _parts(rows: Sequence[Row]) -> list[Any]:
+    """Everything in these rows that may be an array, in an order that `_refilled` knows."""
+    parts: list[Any] = []
+    for _, value, weight, grad_norm, _, grad_norms, metrics, _, _ in rows:
+        parts += (value, weight, grad_norm)
+        if grad_norms:
+            parts += grad_norms.values()
+        if metrics:
+            parts += metrics.values()
+    return parts
+
+
+def _refilled(rows: Sequence[Row], parts: Iterator[Any]) -> list[Row]:
+    return [
+        (
+            name,
+            next(parts),
+            next(parts),
+            next(parts),
+            grad_error,
+            {key: next(parts) for key in grad_norms},
+            {key: next(parts) for key in metrics},
+            duration,
+            error,
+        )
+        for name, _, _, _, grad_error, grad_norms, metrics, duration, error in rows
+    ]
+
+
+def _read_term(term: TermOutput) -> TermOutput:
+    rows = [_row(term)]
+    return TermOutput(*_refilled(rows, iter(_numbers(_parts(rows))))[0])
+
+
+def _batched(total: Any) -> bool:
+    """Whether this is the output of many calls, as `vmap` and `scan` give."""
+    return len(getattr(total, "shape", ())) > 0
+
+
+def _one_at_a_time(total: Any) -> ShapeError:
+    return ShapeError(
+        f"this output holds many calls: its total has shape {tuple(total.shape)}; "
+        "take one of them to read, as by jax.tree.map(lambda part: part[0], out)"
+    )
+
+
+def _read(output: LossOutput) -> LossOutput:
+    if _batched(output.total):
+        raise _one_at_a_time(output.total)
+    rows = [*([] if output.base is None else [_row(output.base)]), *_rows(output.terms)]
+    whole = (output.total, output.regularizer_total, output.total_grad_norm, output.cosines)
+    parts = iter(_numbers([*whole, *_parts(rows)]))
+    total, regularizers, norm, cosines = next(parts), next(parts), next(parts), next(parts)
+    plain = _refilled(rows, parts)
+    base = None if output.base is None else TermOutput(*plain.pop(0))
+    return LossOutput(total, Terms(plain), base, regularizers, norm, cosines=cosines)
+
+
+def _traced(*values: Any) -> bool:
+    return any((ops := owner(value)) is not None and ops.tracing(value) for value in values)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float | int) else str(value)
+
+
+def _detached(value: Any) -> Any:
+    if is_mapping(value):
+        return {key: _detached(part) for key, part in value.items()}
+    if is_row(value):
+        kind: Any = type(value)
+        return getattr(kind, "_make", kind)([_detached(part) for part in value])
+    ops = owner(value)
+    return value if ops is None else ops.stop_gradient(value)
+
+
+# The forms that people and programs read.
+
+
+def _term_dict(term: TermOutput) -> dict[str, Any]:
+    nested = {
+        "value": term.value,
+        "weight": term.weight,
+        "contribution": term.contribution,
+        "grad_norm": term.grad_norm,
+        "grad_norm_weighted": term.grad_norm_weighted,
+        "custom": dict(term.metrics),
+    }
+    said = None if term.error is None else f"{type(term.error).__name__}: {term.error}"
+    return nested | _when_there(
+        grad_norms=dict(term.grad_norms) or None, grad_error=term.grad_error, duration=term.duration, error=said
+    )
+
+
+def _when_there(**parts: Any) -> dict[str, Any]:
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+def _from_dict(name: str, nested: Mapping[str, Any]) -> TermOutput:
+    error = nested.get("error")
+    return TermOutput(
+        name,
+        nested["value"],
+        nested.get("weight", 1.0),
+        nested.get("grad_norm"),
+        nested.get("grad_error"),
+        nested.get("grad_norms") or {},
+        nested.get("custom") or {},
+        nested.get("duration"),
+        None if error is None else _restored(name, error),
+    )
+
+
+def _restored(name: str, said: str) -> TermError:
+    """The error that a record speaks of, to be recorded again in the same words."""
+    return TermError(name, said.removeprefix(f"TermError: {name}: "))
+
+
+def _flat(output: LossOutput) -> dict[str, float]:
+    rows = _rows(output.terms)
+    numbers: dict[str, float] = {}
+    if output.base is None and output.total_grad_norm is None and all(map(_simple, rows)):
+        # Values and numbers for weights alone: the common case, by the shortest way, since it is read at every step.
+        ops = owner(output.total)
+        arrays = [output.total, *[row[1] for row in rows]]
+        read = arrays if ops is None else ops.read(arrays)
+        for row, value in zip(rows, read[1:], strict=True):
+            name = row[0]
+            numbers[name] = value
+            numbers[name + "_weighted"] = row[2] * value
+        numbers["total"] = read[0]
+        return numbers
+    everything = rows if output.base is None else [*rows, _row(output.base)]
+    parts = iter(_numbers([output.total, output.total_grad_norm, *_parts(everything)]))
+    total, norm = next(parts), next(parts)
+    for name, _, _, _, grad_error, inputs, metrics, _, _ in everything:
+        value, weight, grad_norm = next(parts), next(parts), next(parts)
+        norms = {f"{name}_grad_norm/{key}": next(parts) for key in inputs}
+        own = {f"{name}/{key}": float(next(parts)) for key in metrics}
+        if value is None:
+            continue
+        numbers[name] = value
+        if name != BASE:
+            numbers[f"{name}_weighted"] = weight * value
+        if grad_norm is not None:
+            numbers[f"{name}_grad_norm"] = grad_norm
+        if grad_error is not None:
+            numbers[f"{name}_grad_norm_error"] = 1.0
+        numbers |= norms | own
+    numbers["total"] = total
+    if norm is not None:
+        numbers["total_grad_norm"] = norm
+    return numbers
+
+
+def _simple(row: Row) -> bool:
+    _, value, weight, grad_norm, grad_error, _, metrics, _, _ = row
+    return type(weight) is float and not metrics and value is not None and grad_norm is None and grad_error is None
+
+
+def _slash(plain: LossOutput) -> dict[str, float]:
+    numbers: dict[str, float] = {"loss/total": plain.total}
+    for term in plain.all:
+        if term.value is None:
+            continue
+        numbers[f"loss/{term.name}"] = term.value
+        if term is not plain.base:
+            numbers |= {f"loss/{term.name}/weighted": term.contribution, f"weight/{term.name}": term.weight}
+        if term.grad_norm is not None:
+            numbers[f"grad_norm/{term.name}"] = term.grad_norm
+            numbers |= {f"grad_norm/{term.name}/{key}": norm for key, norm in term.grad_norms.items()}
+        if term.duration is not None:
+            numbers[f"time/{term.name}"] = term.duration
+        numbers |= {f"metrics/{term.name}/{key}": metric for key, metric in term.metrics.items()}
+    if plain.total_grad_norm is not None:
+        numbers["grad_norm/total"] = plain.total_grad_norm
+    if plain.cosines is not None:
+        names = plain.names
+        for i, first in enumerate(names):
+            numbers |= {f"grad_cos/{first}__{names[j]}": plain.cosines[i][j] for j in range(i + 1, len(names))}
+    return {key: float(number) for key, number in numbers.items()}
+
+
+# JAX sees both as pytrees, so that they can leave a jit and be the auxiliary output of a grad.
+
+_known = False
+
+
+def known_to_jax() -> None:
+    """Register both classes with JAX; to be called where JAX is loaded, as often as one likes."""
+    global _known
+    if _known:
+        return
+    _known = True
+    tree_util: Any = sys.modules["jax"].tree_util
+    tree_util.register_pytree_node(TermOutput, _apart, _together)
+    tree_util.register_pytree_node(LossOutput, _output_apart, _output_together)
+
+
+def _apart(term: TermOutput) -> tuple[Any, Any]:
+    # A weight that is a number stays one: it is part of the structure.
+    traced = owner(term.weight) is not None
+    parts = (term.value, term.weight if traced else None, term.grad_norm, tuple(term.grad_norms.values()))
+    # Without the duration: it differs at every call, and the structure would with it.
+    fixed = (term.name, None if traced else term.weight, term.grad_error, term.error)
+    return (*parts, tuple(term.metrics.values())), (*fixed, tuple(term.grad_norms), tuple(term.metrics))
+
+
+def _together(fixed: Any, parts: Any) -> TermOutput:
+    value, traced, norm, norms, metrics = parts
+    name, weight, grad_error, error, inputs, keys = fixed
+    return TermOutput(
+        name,
+        value,
+        traced if weight is None else weight,
+        norm,
+        grad_error,
+        dict(zip(inputs, norms, strict=True)),
+        dict(zip(keys, metrics, strict=True)),
+        None,
+        error,
+    )
+
+
+def _output_apart(output: LossOutput) -> tuple[Any, Any]:
+    parts = [getattr(output, entry.name) for entry in fields(output) if entry.name != "terms"]
+    return (tuple(output.terms.values()), *parts), None
+
+
+def _output_together(_: None, parts: Any) -> LossOutput:
+    terms, total, *others = parts
+    # JAX also calls this with placeholders, which have no names.
+    return LossOutput(total, Terms.of(terms) if _real(terms) else terms, *others)
+
+
+def _real(terms: Any) -> bool:
+    return all(isinstance(term, TermOutput) for term in terms)

@@ -1,0 +1,243 @@
+"""Terms that remember: a running mean, a running scale; and state saved and restored."""
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+
+from ..backends import Backend, owner
+from ..errors import InputError, MissingLibraryError, OptionError, TermError
+from ..functional.options import check_number
+from .evaluate import compute
+from .evaluation import Evaluation
+from .kinds import is_mapping, is_row
+from .term import Term
+
+__all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper", "load_state", "save_state"]
+
+
+class Wrapper:
+    """A term around another: what it is called with is what the inner one is called with."""
+
+    kind: str
+
+    def __init__(self, term: Term, decay: float) -> None:
+        """Keep the inner term, and how slowly the state moves."""
+        expected = "a number from 0 to 1, without 1"
+        self.term = term
+        self.decay = check_number(self.kind, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
+
+    @property
+    def label(self) -> str:
+        """How a term shows what it is."""
+        return f"{self.kind}({self.term.name}, decay={self.decay:g})"
+
+    def __call__(self, *inputs: Any, state: Any = None, step: Any = None) -> Evaluation:
+        """The inner term's evaluation, changed by the state that came before."""
+        before, inner = (None, None) if state is None else (state["before"], state["inner"])
+        names = list(self.term.inputs.values())
+        current, _, metrics, new = compute(self.term, dict(zip(names, inputs, strict=True)), step, inner)
+        ops = owner(current)
+        assert ops is not None, "a value is an array"
+        value, after = self.changed(ops, current, before)
+        return Evaluation(value, metrics=metrics, state={"before": ops.stop_gradient(after), "inner": new})
+
+    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
+        """The new value, and what the next call is given as `before`."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        """The same change of equal terms."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        """By the inner term."""
+        return hash((type(self), self.term))
+
+
+class _Average(Wrapper):
+    kind = "ema"
+
+    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
+        smooth = value if before is None else self.decay * before + (1.0 - self.decay) * value
+        return smooth, smooth
+
+
+class _Scaled(Wrapper):
+    kind = "normalized"
+
+    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
+        size = ops.stop_gradient(ops.abs(value))
+        scale = size if before is None else self.decay * before + (1.0 - self.decay) * size
+        return value / ops.where(scale > 0, scale, 1.0), scale
+
+
+def EMA(term: Term, decay: float = 0.9) -> Term:
+    """The term's running mean: `decay · previous + (1 − decay) · current`, starting at the current value.
+
+    The gradient flows through the current value. Call the pipeline with `state=out.state` of the call before.
+
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1), decay=0.9)])
+    >>> first = pipeline(np.array([1.0]))
+    >>> second = pipeline(np.array([2.0]), state=first.state)
+    >>> float(first.total), round(float(second.total), 6)
+    (1.0, 1.1)
+    """
+    return _wrapped(term, _Average, decay)
+
+
+def Normalized(term: Term, decay: float = 0.99) -> Term:
+    """The term divided by its running scale, so that terms of any size start at ±1 and weights compare.
+
+    The scale is the running mean of `|value|`, this call's included, and counts as a constant in the gradient. A term
+    that has only ever been 0 stays 0.
+
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> pipeline = pn.Pipeline([pn.Normalized(pn.Term(pn.l2))])
+    >>> float(pipeline(np.array([30.0, 40.0])).total)
+    1.0
+    """
+    return _wrapped(term, _Scaled, decay)
+
+
+def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
+    """The term of the same name that stands around this one."""
+    if not isinstance(cast("object", term), Term):
+        raise OptionError(kind.kind, "term", term, "a Term")
+    around = kind(term, decay)
+    names = tuple(term.inputs.values())
+    return Term(
+        around,
+        weight=term.weight,
+        name=term.name,
+        inputs=names,
+        enabled=term.enabled,
+        differentiable=term.differentiable,
+        runs=term.runs,
+        timeout=term.timeout,
+        on_error=term.on_error,
+        every=term.every,
+        idempotent=term.idempotent,
+    )
+
+
+WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Normalized}
+"""What can stand around a term, by the word for it in a configuration."""
+
+_METADATA: Final = "penalties"
+_VERSION: Final = 1
+
+
+def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write the state of a pipeline to one safetensors file: the arrays in it, and the rest as JSON in its header.
+
+    The state may hold arrays, numbers, strings, booleans, None, and lists, tuples and dicts of them. The file appears
+    whole or not at all.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> out = pn.Pipeline([pn.EMA(pn.Term(pn.l1))])(np.array([1.0, -2.0]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pn.save_state(out.state, Path(folder) / "state.safetensors")
+    ...     pn.load_state(Path(folder) / "state.safetensors")
+    {'l1': {'before': array(3.), 'inner': None}}
+    """
+    numpy_file = _safetensors()
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    structure = _packed("state", dict(state), arrays)
+    header = {_METADATA: json.dumps({"version": _VERSION, "state": structure})}
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(numpy_file.save(arrays, metadata=header))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_state(
+    path: str | os.PathLike[str], library: Literal["numpy", "torch", "jax"] = "numpy", device: Any = None
+) -> dict[str, Any]:
+    """The state that `save_state` wrote, with arrays of the library that the pipeline is called with."""
+    if library not in ("numpy", "torch", "jax"):
+        raise OptionError("load_state", "library", library, '"numpy", "torch" or "jax"')
+    numpy_file = _safetensors()
+    data = Path(path).read_bytes()
+    try:
+        arrays = numpy_file.load(data)
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        described = json.loads(header["__metadata__"][_METADATA])
+    except Exception as error:
+        raise InputError(f"load_state: {path} is no state that save_state wrote ({error})") from error
+    if described["version"] != _VERSION:
+        raise InputError(f"load_state: {path} has version {described['version']}; this library reads {_VERSION}")
+    return _unpacked(described["state"], arrays, _maker(library, device))
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise MissingLibraryError("saving the state of terms", "safetensors", extra="state") from error
+    return safetensors.numpy
+
+
+def _packed(place: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """JSON for a state; arrays go to `arrays`, and leave their name behind."""
+    ops = owner(value)
+    if ops is not None:
+        name = str(len(arrays))
+        arrays[name] = np.array(ops.read([value])[0] if ops.LIBRARY != "NumPy" else value, dtype=_dtype(value))
+        return {"array": name}
+    if value is None or isinstance(value, str | bool | int | float):
+        return {"value": repr(value) if isinstance(value, float) else value, "float": isinstance(value, float)}
+    if is_mapping(value):
+        for key in value:
+            if not isinstance(key, str):
+                raise TermError(place, f"state has the key {key!r}; expected strings, to be saved")
+        return {"dict": {key: _packed(f"{place}.{key}", part, arrays) for key, part in value.items()}}
+    if is_row(value):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_packed(f"{place}[{i}]", part, arrays) for i, part in enumerate(value)]}
+    kind = type(value).__name__
+    raise TermError(
+        place, f"state holds a {kind}; expected arrays, numbers, strings, lists, tuples or dicts, to be saved"
+    )
+
+
+def _dtype(value: Any) -> Any:
+    """NumPy's name for the dtype of an array of any library; bfloat16, which it lacks, becomes float32."""
+    name = str(value.dtype).rpartition(".")[2]
+    return "float32" if name == "bfloat16" else name
+
+
+def _unpacked(packed: Mapping[str, Any], arrays: Mapping[str, Any], make: Any) -> Any:
+    if "array" in packed:
+        return make(arrays[packed["array"]])
+    if "value" in packed:
+        return float(packed["value"]) if packed["float"] else packed["value"]
+    if "dict" in packed:
+        return {key: _unpacked(part, arrays, make) for key, part in packed["dict"].items()}
+    if "list" in packed:
+        return [_unpacked(part, arrays, make) for part in packed["list"]]
+    return tuple(_unpacked(part, arrays, make) for part in packed["tuple"])
+
+
+def _maker(library: str, device: Any) -> Callable[[Any], Any]:
+    """What makes an array of the library of one of NumPy's."""
+    if library == "torch":
+        return partial(importlib.import_module("torch").as_tensor, device=device)
+    if library == "jax":
+        return partial(importlib.import_module("jax").device_put, device=device)
+    return np.asarray

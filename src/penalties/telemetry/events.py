@@ -1,0 +1,155 @@
+"""Events: who listens, and how one is sent.
+
+Code that emits asks `if events.handlers:` first, which takes a few hundredths of a microsecond, so that an event that
+nobody hears is never even built. `handlers` is a tuple that is replaced as a whole; sending an event takes no lock, and
+whoever is attached or detached meanwhile takes part from the next event on.
+"""
+
+import difflib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias, cast
+
+from ..errors import OptionError
+
+__all__ = ["EVENTS", "Attached", "Handler", "attach", "check_events", "detach", "emit", "handlers"]
+
+EVENTS: Final = (
+    "custom_loss.start",
+    "custom_loss.stop",
+    "custom_loss.exception",
+    "pipeline.start",
+    "pipeline.stop",
+    "pipeline.exception",
+    "term.start",
+    "term.stop",
+    "term.exception",
+    "monitor.explain",
+)
+"""The names of all events."""
+
+Handler: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]
+"""What can be attached: `handler(event, measurements, metadata)`. It reads the mappings, which others get too."""
+
+
+class Attached:
+    """A handler, the events that it hears, and the id to detach it by."""
+
+    __slots__ = ("events", "failed", "handler", "handler_id")
+
+    def __init__(self, handler_id: str, handler: Handler, events: frozenset[str]) -> None:
+        """Keep the three; nothing has failed yet."""
+        self.handler_id: str = handler_id
+        self.handler: Handler = handler
+        self.events: frozenset[str] = events
+        self.failed: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{self.handler_id}: {self.handler!r}>"
+
+
+handlers: tuple[Attached, ...] = ()
+"""Who listens now. Read it as `events.handlers`: a name imported from here would not see it change."""
+
+_lock = threading.Lock()
+_made = 0
+
+
+def attach(handler: Handler, events: str | Iterable[str] | None = None, *, handler_id: str | None = None) -> str:
+    """Call `handler(event, measurements, metadata)` at these events from now on; returns the id to detach it by.
+
+    Without `events` a handler hears those that its own attribute `events` lists, as sinks have it, or else all of them.
+    Handlers are called in the order of attachment, in the thread that emits. One that raises is logged with its
+    traceback and detached; the others still get the event, and the caller goes on.
+
+    >>> from penalties.telemetry import attach, detach, events
+    >>> def show(event, measurements, metadata):
+    ...     print(event, metadata["name"], measurements["value"])
+    >>> handler_id = attach(show, "term.stop")
+    >>> events.emit("term.stop", {"value": 6.0}, {"name": "l1"})
+    term.stop l1 6.0
+    >>> detach(handler_id)
+    True
+    """
+    global handlers, _made
+    if not callable(handler):
+        raise OptionError("attach", "handler", handler, "something to call with (event, measurements, metadata)")
+    if events is None:
+        events = getattr(handler, "events", None)
+    names = EVENTS if events is None else check_events("attach", events)
+    with _lock:
+        taken = {attached.handler_id for attached in handlers}
+        if handler_id is None:
+            while (handler_id := f"handler-{_made}") in taken:
+                _made += 1
+            _made += 1
+        elif handler_id in taken:
+            raise OptionError("attach", "handler_id", handler_id, "an id that is not in use; detach that one first")
+        handlers = (*handlers, Attached(handler_id, handler, frozenset(names)))
+    return handler_id
+
+
+def detach(handler_id: str) -> bool:
+    """Stop calling a handler; False if none has this id. What the handler has open is its owner's to close.
+
+    >>> from penalties.telemetry import attach, detach
+    >>> handler_id = attach(lambda event, measurements, metadata: None)
+    >>> detach(handler_id), detach(handler_id)
+    (True, False)
+    """
+    global handlers
+    with _lock:
+        before = handlers
+        handlers = tuple(attached for attached in before if attached.handler_id != handler_id)
+        return len(handlers) < len(before)
+
+
+def emit(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Give an event to every handler that hears it.
+
+    Nothing is copied, read or converted on the way: values may be arrays on a device that nobody has waited for.
+
+    >>> from penalties.telemetry import events
+    >>> if events.handlers:
+    ...     events.emit("pipeline.stop", {"duration": 0.1}, {"call": 1})
+    """
+    for attached in handlers:
+        if event in attached.events:
+            try:
+                attached.handler(event, measurements, metadata)
+            except Exception:
+                _fail(attached, event)
+
+
+def _fail(attached: Attached, event: str) -> None:
+    """Detach a handler that has raised, and log why, once."""
+    global handlers
+    with _lock:
+        handlers = tuple(other for other in handlers if other is not attached)
+        first, attached.failed = not attached.failed, True
+    if not first:
+        return
+    try:
+        logging.getLogger("penalties.telemetry").exception(
+            "handler %s raised at %s and is detached", attached.handler_id, event
+        )
+    except RecursionError:
+        # A handler that emits without end: no room to log in down here, so the call that is one level up does it.
+        attached.failed = False
+        raise
+
+
+def check_events(function: str, events: Any) -> tuple[str, ...]:
+    """The names in `events`, which is one or several; refuses what is no event, and none at all."""
+    if not isinstance(events, Iterable):
+        raise OptionError(function, "events", events, "names of events")
+    names = (events,) if isinstance(events, str) else tuple(cast("Iterable[Any]", events))
+    for name in names:
+        if name not in EVENTS:
+            near = difflib.get_close_matches(str(name), EVENTS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EVENTS)}"
+            raise OptionError(function, "events", name, f"the name of an event; {hint}")
+    if not names:
+        raise OptionError(function, "events", names, "at least one name")
+    return names

@@ -1,0 +1,101 @@
+"""OpenTelemetry: a span per call, an event per term."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .sink import Sink, library
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+__all__ = ["OpenTelemetry"]
+
+
+class OpenTelemetry(Sink):
+    """Make a span of every pipeline or custom loss call, with an event for each of its terms.
+
+    A span's attributes are `penalties.call`, `penalties.step` and so on, and at its end the flat metrics as
+    `penalties.metrics.l1`. A call that fails has its exception recorded and the status ERROR. The pipeline of a custom
+    loss is a child of its span. Only the API is used: without an SDK, or where a span is not sampled, no value is read.
+
+    >>> from opentelemetry import trace
+    >>> from penalties.telemetry import OpenTelemetry
+    >>> OpenTelemetry(trace.get_tracer("my_training"))
+    <OpenTelemetry 0 open spans>
+    """
+
+    events: tuple[str, ...] = (
+        "custom_loss.start",
+        "custom_loss.stop",
+        "custom_loss.exception",
+        "pipeline.start",
+        "pipeline.stop",
+        "pipeline.exception",
+        "term.stop",
+        "term.exception",
+    )
+
+    def __init__(self, tracer: "Tracer | None" = None) -> None:
+        """Take the given tracer, or the global provider's."""
+        library("OpenTelemetry", "opentelemetry.trace", package="opentelemetry-api", extra="otel")
+        from opentelemetry import trace
+
+        super().__init__("")
+        self._trace = trace
+        self._tracer = trace.get_tracer("penalties") if tracer is None else tracer
+        self._spans: dict[tuple[str, Any], Span] = {}
+
+    def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+        """Start a span, end it, or add a term to it."""
+        kind, _, moment = event.partition(".")
+        call = metadata.get("call")
+        if moment == "start":
+            self._start(kind, call, metadata)
+        elif kind == "term":
+            span = self._spans.get(("pipeline", call)) or self._spans.get(("custom_loss", call))
+            if span is not None and span.is_recording():
+                span.add_event(event, _term(measurements, metadata))
+        else:
+            # None where the call had begun before the sink was attached.
+            span = self._spans.pop((kind, call), None)
+            if span is not None:
+                self._end(span, moment, metadata)
+
+    def _start(self, kind: str, call: Any, metadata: Mapping[str, Any]) -> None:
+        parent = self._spans.get(("custom_loss", call))
+        context = None if parent is None else self._trace.set_span_in_context(parent)
+        attributes = {f"penalties.{name}": value for name, value in metadata.items() if _is_plain(value)}
+        self._spans[kind, call] = self._tracer.start_span(kind, context, attributes=attributes)
+
+    def _end(self, span: "Span", moment: str, metadata: Mapping[str, Any]) -> None:
+        if span.is_recording():
+            if moment == "stop":
+                metrics = metadata["output"].metrics(style="flat")
+                span.set_attributes({f"penalties.metrics.{name}": value for name, value in metrics.items()})
+            else:
+                error = metadata["error"]
+                span.record_exception(error)
+                span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        span.end()
+
+    def close(self) -> None:
+        """End the spans that are still open."""
+        super().close()
+        while self._spans:
+            self._spans.popitem()[1].end()
+
+    def __repr__(self) -> str:
+        return f"<OpenTelemetry {len(self._spans)} open spans{', closed' if self.closed else ''}>"
+
+
+def _term(measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    # Plain values only: an array may be on a device, and the span's metrics bring its number in one transfer.
+    attributes = {name: value for name, value in {**measurements, **metadata}.items() if _is_plain(value)}
+    if "error" in metadata:
+        attributes["exception.type"] = type(metadata["error"]).__name__
+        attributes["exception.message"] = str(metadata["error"])
+    return attributes
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, bool | int | float | str)

@@ -1,0 +1,53 @@
+"""TensorBoard: a scalar per metric and step."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from .sink import MetricsSink, library
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard(MetricsSink):
+    """Write the metrics of every stop to a folder that TensorBoard shows.
+
+    PyTorch's own writer is used where it and TensorBoard are installed, and tensorboardX otherwise. Tags are grouped
+    as `loss/l1`, `grad_norm/l1`, `weight/l1`.
+
+    >>> import tempfile
+    >>> from penalties.telemetry import TensorBoard, attach, detach
+    >>> sink = TensorBoard(tempfile.mkdtemp())
+    >>> handler_id = attach(sink)  # here the training runs
+    >>> detach(handler_id)
+    True
+    >>> sink.close()
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        """Open a file for events in the folder, which is made where it does not exist."""
+        super().__init__(os.fspath(log_dir))
+        self._writer = _writer()(log_dir=os.fspath(log_dir))
+
+    def log(self, metrics: Mapping[str, float], step: int | None) -> None:
+        """Write a scalar per metric."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is pending and close the file."""
+        if not self.closed:
+            super().close()
+            self._writer.close()
+
+
+def _writer() -> Any:
+    # Asked first, because PyTorch takes seconds to import and cannot write without it.
+    if find_spec("tensorboard") is not None:
+        try:
+            return importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError:
+            pass
+    return library("TensorBoard", "tensorboardX", package="tensorboardX", extra="tensorboard").SummaryWriter

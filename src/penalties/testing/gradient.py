@@ -1,0 +1,165 @@
+"""The gradient of a term against central differences of its value."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import GradientError, PenaltiesError
+from ..pipeline import Evaluation
+from .sample import Numbers, Sample, Target, number, numbers
+from .verdict import Check
+
+__all__ = ["check_gradient"]
+
+_ELEMENTS: Final = 30
+"""Of each input; the random direction moves all of them."""
+
+# Half the digits of a difference are lost to rounding, so each precision has its own step and tolerance.
+_STEP: Final = {"float64": 1e-5, "float32": 1e-2}
+_TOLERANCE: Final = {"float64": 1e-5, "float32": 1e-2}
+
+
+@dataclass(frozen=True)
+class _Slope:
+    """The slope of the value in one direction."""
+
+    label: str
+    gradient: float
+    left: float
+    right: float
+    allowed: float
+    """How far the gradient may be from the difference."""
+    noise: float
+    connected: bool = True
+    """Whether the library has a path to this input at all."""
+
+    @property
+    def central(self) -> float:
+        return (self.left + self.right) / 2
+
+    @property
+    def error(self) -> float:
+        """The difference in units of what is allowed; infinite where it is no number."""
+        error = abs(self.gradient - self.central) / self.allowed if self.allowed else 0.0
+        return error if np.isfinite(error) else np.inf
+
+    @property
+    def kink(self) -> bool:
+        """Whether the slopes on the two sides differ by more than curvature and rounding explain."""
+        return abs(self.right - self.left) > 1e-2 * max(abs(self.left), abs(self.right)) + self.noise
+
+    @property
+    def between(self) -> bool:
+        low, high = sorted((self.left, self.right))
+        return low - self.allowed <= self.gradient <= high + self.allowed
+
+    def __str__(self) -> str:
+        shown = f"gradient {self.gradient:.6g}" if self.connected else "no gradient"
+        said = f"{self.label}: {shown}, finite difference {self.central:.6g}"
+        if self.kink:
+            return f"{said} (a kink: slope {self.left:.4g} on the left and {self.right:.4g} on the right)"
+        if not self.connected:
+            name = self.label.partition("[")[0]
+            return f'{said} (it is cut off from the value: if you mean that, leave "{name}" out of wrt)'
+        return said
+
+
+def check_gradient(sample: Sample, step: float | None, tolerance: float | None, kinks: bool) -> Check:
+    """Compare, in float64 where the term can be computed in it."""
+    if not sample.term.differentiable:
+        return Check("gradient", "skipped", "differentiable=False: it counts as a constant")
+    if not sample.floats:
+        return Check("gradient", "failed", "no input holds floats; set differentiable=False to count it as a constant")
+    if not sample.wrt:
+        return Check("gradient", "skipped", "wrt names no input")
+    with sample.double():
+        wide = sample.cast("float64")
+        try:
+            return _compared(wide, wide.evaluate(gradient=True), step, tolerance, kinks)
+        except GradientError:
+            return Check("gradient", "skipped", "NumPy has none, and the term brings none of its own")
+        except PenaltiesError as error:
+            refused = error
+    narrow = sample.cast("float32")
+    try:
+        check = _compared(narrow, narrow.evaluate(gradient=True), step, tolerance, kinks)
+    except PenaltiesError:
+        return Check("gradient", "failed", str(refused))
+    return Check(check.name, check.status, f"{check.detail}; float64 is no good to it: {refused}")
+
+
+def _compared(
+    sample: Sample, evaluation: Evaluation, step: float | None, tolerance: float | None, kinks: bool
+) -> Check:
+    if evaluation.gradient is None:
+        return Check("gradient", "failed", f"there is none: {evaluation.grad_error}")
+    # A term may compute in float32 whatever it is given.
+    precision = str(evaluation.value.dtype).removeprefix("torch.")
+    step = _STEP[precision] if step is None else step
+    tolerance = _TOLERANCE[precision] if tolerance is None else tolerance
+    slopes = list(_slopes(sample, evaluation, step, tolerance, float(np.finfo(precision).eps)))
+    accepted = [slope for slope in slopes if kinks and slope.kink and slope.between]
+    wrong = [slope for slope in slopes if slope.error > 1 and slope not in accepted]
+    elements = f"{len(slopes) - 1} element{'' if len(slopes) == 2 else 's'} of {', '.join(sample.wrt)}"
+    where = f"{elements} and a random direction, {precision}"
+    if not wrong:
+        at_kinks = f"; {len(accepted)} at kinks, between the slopes of both sides" if accepted else ""
+        return Check("gradient", "passed", where + at_kinks)
+    worst = max(wrong, key=lambda slope: slope.error)
+    return Check("gradient", "failed", f"{worst}; wrong in {len(wrong)} of {len(slopes)} places: {where}")
+
+
+def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: float, epsilon: float) -> Iterator[_Slope]:
+    assert sample.ops is not None, "there are arrays of floats"
+    random = np.random.default_rng(0)
+    given = sample.gradients(evaluation)
+    values = {target: numbers(sample.ops, sample.nests[target[0]].leaves[target[1]]) for target in given}
+    gradients = {
+        target: np.zeros(values[target].shape) if gradient is None else numbers(sample.ops, gradient)
+        for target, gradient in given.items()
+    }
+    # Steps grow with the element, so that none is lost in it; what is infinite stays where it is.
+    scales = {t: np.where(np.isfinite(x), np.maximum(1.0, np.abs(x)), 0.0) for t, x in values.items()}
+    center = number(evaluation)
+
+    def along(directions: Mapping[Target, Numbers]) -> tuple[float, float, float, float]:
+        """The gradient along a direction, the slopes of both sides, and what rounding may add to them."""
+        low, high = (
+            _moved(sample, {t: values[t] + sign * step * d for t, d in directions.items()}).value() for sign in (-1, 1)
+        )
+        gradient = sum(float(np.sum(gradients[t] * d)) for t, d in directions.items())
+        noise = 64 * epsilon * max(abs(low), abs(high), abs(center)) / step
+        return gradient, (center - low) / step, (high - center) / step, noise
+
+    for name in sample.wrt:
+        for target, index in _elements(random, {t: s for t, s in scales.items() if t[0] == name}):
+            scale = scales[target][index]
+            direction = np.zeros(values[target].shape)
+            direction[index] = scale
+            gradient, left, right, noise = (part / scale for part in along({target: direction}))
+            largest = max(float(np.max(np.abs(gradients[target]))), abs(left + right) / 2)
+            place = f"[{', '.join(map(str, index))}]" if index else ""
+            label = sample.label(*target) + place
+            yield _Slope(label, gradient, left, right, tolerance * largest + noise, noise, given[target] is not None)
+    signs = {t: s * random.choice([-1.0, 1.0], s.shape) for t, s in scales.items()}
+    gradient, left, right, noise = along(signs)
+    length = float(np.sqrt(sum(np.sum(np.square(gradients[t] * d)) for t, d in signs.items())))
+    size = max(length, abs(gradient), abs(left + right) / 2)
+    yield _Slope("a random direction", gradient, left, right, tolerance * size + noise, noise)
+
+
+def _elements(random: np.random.Generator, scales: Mapping[Target, Numbers]) -> list[tuple[Target, tuple[int, ...]]]:
+    """Some elements of an input that are finite, each by its array and its index there."""
+    every = [(target, int(flat)) for target, scale in scales.items() for flat in np.flatnonzero(scale)]
+    count = min(len(every), _ELEMENTS)
+    some = [every[int(i)] for i in sorted(random.choice(len(every), count, replace=False))] if count else []
+    return [(t, tuple(int(i) for i in np.unravel_index(flat, scales[t].shape))) for t, flat in some]
+
+
+def _moved(sample: Sample, values: Mapping[Target, Any]) -> Sample:
+    return sample.filled(
+        sample.nests[target[0]].ops.constant(np.asarray(values[target]), leaf) if target in values else leaf
+        for target, leaf in zip(sample.places, sample.leaves, strict=True)
+    )

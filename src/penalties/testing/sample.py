@@ -1,0 +1,237 @@
+"""A term with inputs to try it on, and the same inputs changed."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..backends import Backend, owner
+from ..errors import BackendError, InputError, OptionError
+from ..functional.nests import Flat, flatten
+from ..pipeline import Evaluation
+from ..pipeline.evaluate import evaluate
+from ..pipeline.inputs import lookup, prepared, reads
+from ..pipeline.kinds import is_mapping, is_row
+from ..pipeline.term import Term
+
+__all__ = ["Numbers", "Sample", "Target", "number", "numbers"]
+
+Numbers: TypeAlias = np.ndarray[Any, Any]
+
+Target: TypeAlias = tuple[str, int]
+"""An input, and the place of an array in it."""
+
+
+def numbers(ops: Backend, x: Any) -> Numbers:
+    """An array of any library as one of NumPy."""
+    return np.asarray(ops.read([x])[0])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A term and the inputs that it reads, each by the name that the term reads it under.
+
+    The arrays are copies: whatever a term does to them, the author's stay as they are.
+    """
+
+    term: Term
+    ops: Backend | None
+    """The library of the arrays; None where there are none."""
+    nests: Mapping[str, Flat]
+    """The inputs that are arrays or nests of arrays."""
+    rest: Mapping[str, Any]
+    """All other inputs, handed on as they are."""
+    wrt: tuple[str, ...]
+    """The inputs that gradients are taken with respect to."""
+
+    @classmethod
+    def of(cls, term: Term, inputs: Any, wrt: str | Sequence[str] | None) -> "Sample":
+        """Find the inputs of the term; a name that is missing is an `InputError`."""
+        given = _by_name(term, inputs)
+        read = {name: lookup(term.name, given, name) for name in term.inputs.values()}
+        found = {name: flat for name, value in read.items() if (flat := _flat(value)) is not None}
+        libraries = [flat.ops for flat in found.values()]
+        # A term on torch or JAX may read a NumPy array beside them; it stays as it is.
+        ops = next((ops for ops in libraries if ops.LIBRARY != "NumPy"), libraries[0] if libraries else None)
+        nests = {name: flat for name, flat in found.items() if flat.ops is ops}
+        rest = {name: value for name, value in read.items() if name not in nests}
+        chosen = _chosen(ops, nests, tuple(read), wrt)
+        return cls(term, ops, nests, rest, chosen).mapped(_copied, floating=False)
+
+    @property
+    def library(self) -> str:
+        """The name of the library; NumPy where there are no arrays."""
+        return "NumPy" if self.ops is None else self.ops.LIBRARY
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the term is evaluated with."""
+        return {**self.rest, **{name: flat.rebuild(iter(flat.leaves)) for name, flat in self.nests.items()}}
+
+    @property
+    def leaves(self) -> list[Any]:
+        """All arrays, in order."""
+        return [leaf for flat in self.nests.values() for leaf in flat.leaves]
+
+    @property
+    def places(self) -> list[Target]:
+        """Where each of them stands."""
+        return [(name, place) for name, flat in self.nests.items() for place in range(len(flat.leaves))]
+
+    @property
+    def floats(self) -> list[Target]:
+        """Where those stand that can be differentiated."""
+        return [
+            target
+            for target, leaf in zip(self.places, self.leaves, strict=True)
+            if self.nests[target[0]].ops.differentiable(leaf, asked=True)
+        ]
+
+    @property
+    def targets(self) -> list[Target]:
+        """Where those stand that gradients are taken with respect to."""
+        return [target for target in self.floats if target[0] in self.wrt]
+
+    def label(self, name: str, place: int) -> str:
+        """What to call an array in a message."""
+        flat = self.nests[name]
+        inside = flat.places[place] if flat.places is not None else f"[{place}]" if len(flat.leaves) > 1 else ""
+        return name + inside
+
+    def filled(self, leaves: Iterable[Any]) -> "Sample":
+        """The same with other arrays, one for each in order."""
+        rest = iter(leaves)
+        return replace(
+            self,
+            nests={name: flat._replace(leaves=[next(rest) for _ in flat.leaves]) for name, flat in self.nests.items()},
+        )
+
+    def mapped(self, change: Callable[[Backend, Any], Any], *, floating: bool = True) -> "Sample":
+        """The same with every array changed, or every one of floats."""
+        return self.filled(
+            change(flat.ops, leaf) if not floating or flat.ops.differentiable(leaf, asked=True) else leaf
+            for flat in self.nests.values()
+            for leaf in flat.leaves
+        )
+
+    def cast(self, dtype: str) -> "Sample":
+        """The same with floats of this dtype."""
+        return self.mapped(lambda ops, leaf: _cast(ops, leaf, dtype))
+
+    def evaluate(self, *, gradient: bool = False, state: Any = None) -> Evaluation:
+        """The term on these inputs. A term that needs the step of training gets 0."""
+        step = 0 if self.term.needs_step else None
+        # What overflows is looked at afterwards; NumPy alone would warn.
+        with np.errstate(all="ignore"):
+            return evaluate(self.term, self.inputs, self.wrt if gradient else (), step=step, state=state)
+
+    def value(self, state: Any = None) -> float:
+        """The value as a number."""
+        return number(self.evaluate(state=state))
+
+    def gradients(self, evaluation: Evaluation) -> dict[Target, Any]:
+        """The gradient of an evaluation at each target, None where there is no path to it."""
+        assert evaluation.gradient is not None, "asked for where there is one"
+        found: dict[Target, Any] = {}
+        for name in self.wrt:
+            flat = self.nests[name]
+            parts = zip(_leaves(flat.rebuild(iter(flat.leaves))), _leaves(evaluation.gradient[name]), strict=True)
+            inside = [gradient for leaf, gradient in parts if leaf is not None]
+            found |= {(name, place): gradient for place, gradient in enumerate(inside)}
+        return {target: found[target] for target in self.targets}
+
+    def double(self) -> AbstractContextManager[Any]:
+        """Where float64 exists: JAX has to be told."""
+        if self.library != "JAX":
+            return contextlib.nullcontext()
+        import jax
+
+        return jax.enable_x64(True)
+
+
+def number(evaluation: Evaluation) -> float:
+    """The value of an evaluation as a number."""
+    ops = owner(evaluation.value)
+    assert ops is not None, "a value is an array"
+    return float(ops.read([evaluation.value])[0])
+
+
+def _by_name(term: Term, inputs: Any) -> Mapping[str, Any]:
+    if is_mapping(inputs):
+        return prepared(dict(inputs))
+    if len(term.inputs) != 1:
+        wanted = ", ".join(term.inputs.values()) or "no input"
+        raise InputError(f"check_term: {term.name} needs {wanted}; pass a mapping from these names to inputs")
+    return prepared(dict.fromkeys(term.inputs.values(), inputs))
+
+
+def _flat(value: Any) -> Flat | None:
+    """The arrays of an input; None where it holds anything else, or none."""
+    ops = owner(value)
+    if ops is not None:
+        return Flat(ops, [value], next, None)
+    try:
+        return flatten("check_term", "input", value)
+    except BackendError:
+        return None
+
+
+def _chosen(
+    ops: Backend | None, nests: Mapping[str, Flat], names: Sequence[str], wrt: str | Sequence[str] | None
+) -> tuple[str, ...]:
+    floating = [
+        name for name, flat in nests.items() if any(flat.ops.differentiable(leaf, asked=True) for leaf in flat.leaves)
+    ]
+    if wrt is None:
+        wanted = [
+            name for name in floating if any(nests[name].ops.differentiable(x, asked=False) for x in nests[name].leaves)
+        ]
+        return tuple(wanted or floating)
+    chosen: dict[str, None] = {}
+    for root in (wrt,) if isinstance(wrt, str) else wrt:
+        inside = [name for name in names if reads(name, root)]
+        if not inside:
+            raise InputError(
+                f'check_term: wrt names "{root}", which the term does not read; it reads {", ".join(names)}'
+            )
+        for name in inside:
+            if name not in floating:
+                raise OptionError(
+                    "check_term", "wrt", name, f"inputs that hold arrays of floats: {', '.join(floating)}"
+                )
+            chosen[name] = None
+    return tuple(chosen)
+
+
+def _copied(ops: Backend, leaf: Any) -> Any:
+    if ops.LIBRARY == "PyTorch":
+        return leaf.detach().clone()
+    return leaf.copy() if ops.LIBRARY == "NumPy" else leaf
+
+
+def _cast(ops: Backend, leaf: Any, dtype: str) -> Any:
+    if ops.LIBRARY == "PyTorch":
+        import torch
+
+        return leaf.to(getattr(torch, dtype))
+    return leaf.astype(dtype)
+
+
+def _leaves(nest: Any) -> list[Any]:
+    """The leaves of a nest, None among them, in the order in which they were taken apart."""
+    if is_mapping(nest):
+        return [leaf for part in nest.values() for leaf in _leaves(part)]
+    if is_row(nest):
+        return [leaf for part in nest for leaf in _leaves(part)]
+    jax: Any = sys.modules.get("jax")
+    if nest is None or owner(nest) is not None or jax is None:
+        return [nest]
+    return jax.tree_util.tree_leaves(nest, is_leaf=_is_none)
+
+
+def _is_none(part: object) -> bool:
+    return part is None
