@@ -8,7 +8,7 @@ import numpy as np
 
 from ..backends import Backend, owner
 from ..errors import TermError
-from .inputs import arrays_in
+from .inputs import arrays_in, paired
 from .kinds import is_mapping, is_number, is_row
 from .output import NOTHING
 from .term import Term
@@ -151,9 +151,11 @@ def _stitched(term: Term, ops: Backend, read: Mapping[str, Any], value: Any, gra
         wanted = term.inputs.get(key, key)
         if wanted not in read:
             raise TermError(term.name, f'brought a gradient for "{key}"; expected its inputs: {", ".join(read)}')
-        leaves, parts = [x for _, x in arrays_in(read[wanted])], _leaves_of(brought)
-        if len(leaves) != len(parts):
-            raise TermError(term.name, f'brought {len(parts)} gradients for "{key}", which has {len(leaves)} arrays')
+        leaves = [leaf for _, leaf in arrays_in(read[wanted])]
+        try:
+            parts = paired(read[wanted], brought)
+        except ValueError as error:
+            raise TermError(term.name, f'brought a gradient for "{key}" of another structure: {error}') from error
         for leaf, part in zip(leaves, parts, strict=True):
             if part is None:
                 continue
@@ -166,11 +168,3 @@ def _stitched(term: Term, ops: Backend, read: Mapping[str, Any], value: Any, gra
             inputs.append(leaf)
             gradients.append(ops.stop_gradient(ops.as_array(part, leaf)))
     return ops.stitch(ops.stop_gradient(value), inputs, gradients)
-
-
-def _leaves_of(nest: Any) -> list[Any]:
-    if is_mapping(nest):
-        return [leaf for part in nest.values() for leaf in _leaves_of(part)]
-    if is_row(nest):
-        return [leaf for part in nest for leaf in _leaves_of(part)]
-    return [nest]

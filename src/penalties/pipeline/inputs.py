@@ -7,8 +7,9 @@ from typing import Any
 from ..backends import Backend, owner
 from ..errors import InputError
 from .kinds import is_mapping, is_row
+from .output import known_to_jax
 
-__all__ = ["arrays_in", "lookup", "prepared", "reads"]
+__all__ = ["arrays_in", "compiling", "lookup", "paired", "prepared", "reads", "surroundings"]
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -69,8 +70,65 @@ def arrays_in(nest: Any) -> Iterator[tuple[Backend, Any]]:
         for part in nest:
             yield from arrays_in(part)
     elif nest is not None and not isinstance(nest, str | bytes | int | float):
-        jax = sys.modules.get("jax")
-        for part in jax.tree_util.tree_leaves(nest) if jax is not None else ():
+        for part in _pytree(nest):
             ops = owner(part)
             if ops is not None:
                 yield ops, part
+
+
+def _pytree(nest: Any) -> list[Any]:
+    """The leaves of an instance of a class that is registered with JAX; none of anything else."""
+    jax = sys.modules.get("jax")
+    if jax is None or compiling():
+        return []
+    leaves, structure = jax.tree_util.tree_flatten(nest)
+    return [] if jax.tree_util.treedef_is_leaf(structure) else leaves
+
+
+def compiling() -> bool:
+    """Whether torch.compile is looking."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
+    """Whether a compiler is looking, and the library and first array of the inputs, NumPy's last."""
+    found: tuple[Backend | None, Any] = (None, None)
+    for given in inputs.values():
+        ops = owner(given)
+        here = (ops, given) if ops is not None else next(arrays_in(given), None)
+        if here is None:
+            continue
+        ops, like = here
+        if ops.LIBRARY == "JAX":
+            known_to_jax()
+            return any(other.tracing(array) for other, array in arrays_in(list(inputs.values()))), ops, like
+        if found[0] is None or ops.LIBRARY != "NumPy":
+            found = here
+        if ops.LIBRARY != "NumPy":
+            break
+    return compiling(), *found
+
+
+def paired(nest: Any, other: Any) -> list[Any]:
+    """For each array of the nest, in order, what stands in its place in another of the same structure.
+
+    Mappings pair by key; a key that the other lacks, and None, are None for all below. Raises `ValueError` that says
+    where the structures differ.
+    """
+    if other is None:
+        return [None for _ in arrays_in(nest)]
+    if owner(nest) is not None:
+        return [other]
+    if is_mapping(nest):
+        if not is_mapping(other) or any(key not in nest for key in other):
+            raise ValueError(f"expected a mapping with keys among {', '.join(map(repr, nest))}")
+        return [leaf for key, part in nest.items() for leaf in paired(part, other.get(key))]
+    if is_row(nest):
+        if not is_row(other) or len(other) != len(nest):
+            raise ValueError(f"expected a sequence of {len(nest)} parts")
+        return [leaf for part, there in zip(nest, other, strict=True) for leaf in paired(part, there)]
+    leaves, others = _pytree(nest), _pytree(other)
+    if len(leaves) != len(others):
+        raise ValueError(f"expected a {type(nest).__name__}")
+    return [leaf for leaf, mine in zip(others, leaves, strict=True) if owner(mine) is not None]

@@ -11,9 +11,9 @@ from ..functional.options import is_whole
 from ..telemetry import events
 from .combine import Gradients, combined
 from .evaluate import compute, differentiate
-from .inputs import arrays_in, prepared
+from .inputs import prepared, surroundings
 from .kinds import is_mapping, is_row
-from .output import BASE, NOTHING, LossOutput, Row, known_to_jax
+from .output import BASE, NOTHING, LossOutput, Row
 from .state import Wrapper
 from .table import table
 from .targets import Targets
@@ -46,7 +46,7 @@ class Pipeline:
     {'l1': 5.0, 'l1_weighted': 0.5, 'kl_divergence': 0.0, 'kl_divergence_weighted': 0.0, 'total': 0.5}
     """
 
-    __slots__ = ("_alone", "_base_alone", "_known", "base", "name", "terms")
+    __slots__ = ("_alone", "_base_alone", "_known", "_not_alone", "base", "name", "terms")
 
     terms: tuple[Term, ...]
     base: Term | None
@@ -80,9 +80,11 @@ class Pipeline:
         put(self, "base", base)
         put(self, "name", name)
         put(self, "_known", frozenset([*(term.name for term in terms), BASE]))
-        # The same terms as they are called with one positional input; None for one that needs more.
-        put(self, "_alone", tuple(_alone(term) for term in terms))
-        put(self, "_base_alone", None if base is None else _alone(base))
+        # The same terms as they are called with one positional input, and the first that cannot be.
+        put(self, "_alone", tuple(_alone(term) for term in terms if len(term.inputs) == 1))
+        put(self, "_base_alone", None if base is None or len(base.inputs) != 1 else _alone(base))
+        everything = terms if base is None else (base, *terms)
+        put(self, "_not_alone", next((term for term in everything if term.enabled and len(term.inputs) != 1), None))
 
     def __setattr__(self, attribute: str, value: object) -> None:
         """Refuse: edits return a new pipeline."""
@@ -309,7 +311,7 @@ class Pipeline:
         overrides = None if weights is None else self._overrides(weights)
         if step is not None and owner(step) is None and (not is_whole(step) or step < 0):
             raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array")
-        quiet, ops, like = _surroundings(inputs)
+        quiet, ops, like = surroundings(inputs)
         call = _Call(self, step, asked) if asked is not None or (events.handlers and not quiet) else None
         if call is not None:
             call.start(quiet)
@@ -366,13 +368,11 @@ class Pipeline:
         if named or len(positional) > 1:
             given = f"{len(positional)} positional and {len(named)} named"
             raise InputError(f"a call takes one positional input, or named inputs; given: {given}")
-        for term, alone in zip((*self.terms, self.base), (*self._alone, self._base_alone), strict=True):
-            if term is not None and alone is None and term.enabled:
-                wanted = ", ".join(term.inputs.values())
-                raise InputError(
-                    f"{term.name}: needs {wanted or 'no input'}; pass inputs by name instead of by position"
-                )
-        return prepared(dict.fromkeys((_INPUT,), *positional)), cast("tuple[Term, ...]", self._alone), self._base_alone
+        if self._not_alone is not None:
+            term = self._not_alone
+            wanted = ", ".join(term.inputs.values()) or "no input"
+            raise InputError(f"{term.name}: reads {wanted}; pass inputs by name, not by position")
+        return prepared(dict.fromkeys((_INPUT,), *positional)), self._alone, self._base_alone
 
     def _overrides(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
         if not isinstance(cast("object", weights), Mapping):
@@ -526,31 +526,14 @@ def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
     return term.replace(options={**term.options, **more})
 
 
-def _alone(term: Term) -> Term | None:
-    """The term as it reads a single positional input; None where it needs none or several."""
-    if len(term.inputs) != 1:
-        return None
+def _alone(term: Term) -> Term:
+    """The term as it reads a single positional input."""
     new = term.with_weight(term.weight)
     put = object.__setattr__
     put(new, "inputs", dict.fromkeys(term.inputs, _INPUT))
     put(new, "positional", (_INPUT,) if term.positional else ())
     put(new, "named", tuple((parameter, _INPUT) for parameter, _ in term.named))
     return new
-
-
-def _surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
-    """Whether a compiler is looking, and the library and first array of the inputs."""
-    for given in inputs.values():
-        ops = owner(given)
-        found = (ops, given) if ops is not None else next(arrays_in(given), None)
-        if found is None:
-            continue
-        ops, like = found
-        if ops.LIBRARY != "JAX":
-            return ops.tracing(like), ops, like
-        known_to_jax()
-        return any(other.tracing(array) for other, array in arrays_in(list(inputs.values()))), ops, like
-    return False, None, None
 
 
 def _due(term: Term, step: Any) -> Any:

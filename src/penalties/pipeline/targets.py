@@ -7,7 +7,7 @@ from typing import Any
 from ..backends import Backend, owner
 from ..errors import BackendError, GradientError
 from ..functional.nests import Flat, flatten
-from .inputs import arrays_in, lookup, reads
+from .inputs import arrays_in, lookup, paired, reads
 
 __all__ = ["Targets"]
 
@@ -76,10 +76,10 @@ class Targets:
 
     def gathered(self, gradient: Mapping[str, Any]) -> list[Any]:
         """The gradient at each leaf, of gradients by input."""
-        leaves = {name: [x for _, x in arrays_in(part)] for name, part in gradient.items()}
-        return [
-            leaves[name][place] if name in leaves else None for name, place in zip(self.names, self.places, strict=True)
-        ]
+        leaves = {
+            name: paired(nest.rebuild(iter(nest.leaves)), gradient.get(name)) for name, nest in self.nests.items()
+        }
+        return [leaves[name][place] for name, place in zip(self.names, self.places, strict=True)]
 
 
 def _flat(function: str, name: str, nest: Any) -> Flat:

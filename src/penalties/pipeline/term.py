@@ -137,6 +137,8 @@ class Term:
         put = functools.partial(object.__setattr__, self)
         path = fn if isinstance(fn, str) else None
         fn = find(fn) if isinstance(fn, str) else fn
+        if not callable(fn) and not isinstance(cast("object", fn), Regularizer):
+            raise OptionError("Term", "fn", fn, "a function, a Regularizer, the name of a penalty, or a dotted path")
         put("path", path)
         put("fn", fn)
         put("name", _check_name(_default_name(fn) if name is None else name))
@@ -369,8 +371,6 @@ def _check_name(name: object) -> str:
 def _default_name(fn: Any) -> str:
     if isinstance(fn, functools.partial):
         return _default_name(cast("Any", fn).func)
-    if not callable(fn) and not isinstance(fn, Regularizer):
-        raise OptionError("Term", "fn", fn, "a function, a Regularizer, the name of a penalty, or a dotted path")
     name = _function_name(fn)
     if name == "<lambda>":
         raise OptionError("Term", "name", None, "a name: a lambda has none of its own")

@@ -29,9 +29,10 @@ class _Slope:
     gradient: float
     left: float
     right: float
+    size: float
+    """What errors are relative to: the largest gradient around."""
     allowed: float
     """How far the gradient may be from the difference."""
-    noise: float
     connected: bool = True
     """Whether the library has a path to this input at all."""
 
@@ -48,7 +49,7 @@ class _Slope:
     @property
     def kink(self) -> bool:
         """Whether the slopes on the two sides differ by more than curvature and rounding explain."""
-        return abs(self.right - self.left) > 1e-2 * max(abs(self.left), abs(self.right)) + self.noise
+        return abs(self.right - self.left) > 1e-2 * self.size + 2 * self.allowed
 
     @property
     def between(self) -> bool:
@@ -139,15 +140,16 @@ def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: floa
             direction = np.zeros(values[target].shape)
             direction[index] = scale
             gradient, left, right, noise = (part / scale for part in along({target: direction}))
-            largest = max(float(np.max(np.abs(gradients[target]))), abs(left + right) / 2)
+            size = max(float(np.max(np.abs(gradients[target]))), abs(left + right) / 2)
             place = f"[{', '.join(map(str, index))}]" if index else ""
-            label = sample.label(*target) + place
-            yield _Slope(label, gradient, left, right, tolerance * largest + noise, noise, given[target] is not None)
+            connected = given[target] is not None
+            allowed = tolerance * size + noise
+            yield _Slope(sample.label(*target) + place, gradient, left, right, size, allowed, connected)
     signs = {t: s * random.choice([-1.0, 1.0], s.shape) for t, s in scales.items()}
     gradient, left, right, noise = along(signs)
     length = float(np.sqrt(sum(np.sum(np.square(gradients[t] * d)) for t, d in signs.items())))
     size = max(length, abs(gradient), abs(left + right) / 2)
-    yield _Slope("a random direction", gradient, left, right, tolerance * size + noise, noise)
+    yield _Slope("a random direction", gradient, left, right, size, tolerance * size + noise)
 
 
 def _elements(random: np.random.Generator, scales: Mapping[Target, Numbers]) -> list[tuple[Target, tuple[int, ...]]]:

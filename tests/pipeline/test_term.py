@@ -1,0 +1,316 @@
+"""Terms: what they ask for, what they refuse, and that they never change."""
+
+import dataclasses
+import functools
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penalties as pn
+from tests.libraries import LIBRARIES
+
+
+def scaled(x: Any, *, factor: float = 2.0) -> Any:
+    return factor * x.sum()
+
+
+def pair(a: Any, b: Any) -> Any:
+    return (a * b).sum()
+
+
+def keyword_only(*, x: Any, y: Any) -> Any:
+    return (x - y).sum()
+
+
+def collecting(first: Any, *others: Any) -> Any:
+    return first.sum() + sum(other.sum() for other in others)
+
+
+class Named:
+    name = "own"
+
+    def __call__(self, x: Any) -> Any:
+        return x.sum()
+
+
+class Calling(Named):
+    def name(self) -> str:  # type: ignore[override]
+        return "called"
+
+
+class Unnamed:
+    def __call__(self, x: Any) -> Any:
+        return x.sum()
+
+
+class Length:
+    """A regularizer."""
+
+    name = "length"
+
+    def compute(self, data: Any, logprobs: Any, options: Any) -> Any:
+        return options.get("factor", 1.0) * abs(logprobs).sum(), {"count": len(data)}
+
+
+def total(term: pn.Term, *inputs: Any, **named: Any) -> float:
+    return pn.Pipeline([term])(*inputs, **named).metrics()["total"]
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("fn", "name"),
+        [
+            (pn.l1, "l1"),
+            ("l1", "l1"),
+            ("tests.pipeline.test_term:scaled", "scaled"),
+            (functools.partial(scaled, factor=3.0), "scaled"),
+            (functools.partial(functools.partial(scaled), factor=3.0), "scaled"),
+            (Named(), "own"),
+            (Calling(), "called"),
+            (Unnamed(), "Unnamed"),
+            (Length(), "length"),
+        ],
+    )
+    def test_default(self, fn: Any, name: str) -> None:
+        assert pn.Term(fn).name == name
+
+    def test_a_lambda_must_be_given_one(self) -> None:
+        with pytest.raises(pn.OptionError, match=r"name=None; expected a name: a lambda has none"):
+            pn.Term(lambda x: x)
+
+    @pytest.mark.parametrize("name", ["total", "l1_weighted", "l1_grad_norm", "a/b", "", 3, "regularizer_total"])
+    def test_refused(self, name: Any) -> None:
+        with pytest.raises(pn.OptionError, match="Term: name="):
+            pn.Term(pn.l1, name=name)
+
+    def test_the_name_of_the_base_loss_is_taken(self) -> None:
+        with pytest.raises(pn.OptionError, match="the base loss has this one"):
+            pn.Pipeline([pn.Term(pn.l1, name="base_loss")])
+
+
+class TestFunctions:
+    @pytest.mark.parametrize("fn", [3, None, [pn.l1]])
+    def test_no_function(self, fn: Any) -> None:
+        with pytest.raises(pn.OptionError, match="a function, a Regularizer, the name of a penalty, or a dotted path"):
+            pn.Term(fn)
+
+    def test_unknown_name_suggests_the_nearest(self) -> None:
+        with pytest.raises(pn.OptionError, match=r'fn="entropi"; expected one of l1, .*; did you mean entropy\?'):
+            pn.Term("entropi")
+
+    @pytest.mark.parametrize("path", ["tests.pipeline.test_term:nothing", "no_such_module:fn", ":fn", "math:"])
+    def test_a_path_that_leads_nowhere(self, path: str) -> None:
+        with pytest.raises(pn.OptionError, match="that can be imported"):
+            pn.Term(path)
+
+    def test_an_object_behind_a_path(self) -> None:
+        assert pn.Term("tests.pipeline.test_term:Length.name.__len__", inputs=()).path is not None
+
+    def test_c_code_that_says_no_parameters(self) -> None:
+        term = pn.Term(math.hypot, inputs=("a", "b"), differentiable=False)
+        assert total(term, a=3.0, b=4.0) == 5.0
+        assert term == pickle.loads(pickle.dumps(term))
+
+
+class TestInputs:
+    def test_by_parameter_name(self, library: Any) -> None:
+        assert total(pn.Term(pair), a=library.array([1.0, 2.0]), b=library.array([3.0, 4.0])) == 11.0
+
+    @pytest.mark.parametrize("inputs", [("p", "q"), ["p", "q"], {"a": "p", "b": "q"}, {"b": "q", "a": "p"}])
+    def test_renamed(self, library: Any, inputs: Any) -> None:
+        term = pn.Term(pair, inputs=inputs)
+        assert dict(term.inputs) == {"a": "p", "b": "q"}
+        assert total(term, p=library.array([1.0, 2.0]), q=library.array([3.0, 4.0])) == 11.0
+
+    def test_a_default_may_be_an_input_by_a_mapping(self, library: Any) -> None:
+        term = pn.Term(pn.kl_estimate, inputs={"logprobs": "lp", "reference": "ref", "mask": "keep"})
+        lp, ref = library.array([-1.0, -2.0]), library.array([-2.0, -2.0])
+        masked = total(term, lp=lp, ref=ref, keep=library.array([0.0, 1.0]))
+        assert masked == 0.0
+
+    def test_keyword_only_parameters(self, library: Any) -> None:
+        assert total(pn.Term(keyword_only), x=library.array([3.0]), y=library.array([1.0])) == 2.0
+
+    def test_further_positional_inputs(self, library: Any) -> None:
+        term = pn.Term(collecting, inputs=("a", "b", "c"))
+        one = library.array([1.0])
+        assert total(term, a=one, b=one, c=one) == 3.0
+        assert term.replace(weight=2.0).inputs == term.inputs
+
+    def test_a_parameter_given_as_option_is_no_input(self, library: Any) -> None:
+        if not library.differentiates:
+            pytest.skip("needs gradients")
+        term = pn.Term(pn.gradient_penalty, options={"fn": lambda x: (x**2).sum()})
+        assert list(term.inputs) == ["x"]
+        assert total(term, x=library.array([0.5])) == 0.0
+
+    def test_same_input_twice(self, library: Any) -> None:
+        assert total(pn.Term(pair, inputs=("x", "x")), x=library.array([2.0])) == 4.0
+
+    @pytest.mark.parametrize("name", ["weights", "wrt", "cosines", "step", "state"])
+    def test_arguments_of_the_call_name_no_input(self, name: str) -> None:
+        with pytest.raises(pn.OptionError, match="arguments of the call: rename it"):
+            pn.Term(pn.l1, inputs=name)
+
+    @pytest.mark.parametrize(
+        ("inputs", "message"),
+        [
+            (("p",), "2 names in order, for a, b"),
+            ("p", 'inputs="p"; expected 2 names'),
+            (("p", "q", "r"), "2 names in order"),
+            ({"a": "p"}, "an input for b too"),
+            ({"a": "p", "b": "q", "c": "r"}, "parameters of the function: a, b"),
+            (("p", 3), "names, each a string"),
+            (("p", ""), "names, each a string"),
+        ],
+    )
+    def test_wrong(self, inputs: Any, message: str) -> None:
+        with pytest.raises(pn.OptionError, match=message):
+            pn.Term(pair, inputs=inputs)
+
+    def test_an_option_cannot_be_an_input_too(self) -> None:
+        with pytest.raises(pn.OptionError, match="either an input or an option"):
+            pn.Term(scaled, inputs={"x": "x", "factor": "y"}, options={"factor": 2.0})
+
+    def test_a_function_without_inputs(self) -> None:
+        with pytest.raises(pn.OptionError, match="none: it has no inputs"):
+            pn.Term(lambda: 1.0, name="constant", inputs="x")
+
+
+class TestArguments:
+    @pytest.mark.parametrize("weight", [-0.1, math.nan, math.inf, True, "1", None, 1j, np.ones(2)])
+    def test_weight(self, weight: Any) -> None:
+        with pytest.raises(pn.OptionError, match="l1: weight="):
+            pn.Term(pn.l1, weight=weight)
+
+    @pytest.mark.parametrize("weight", [0, 2, 0.5, np.float32(0.5), np.array(0.5)])
+    def test_numbers_of_every_kind_are_weights(self, weight: Any) -> None:
+        assert pn.Term(pn.l1, weight=weight).weight == weight
+
+    def test_arrays_as_weights_are_not_range_checked(self, autodiff: Any) -> None:
+        assert float(pn.Term(pn.l1, weight=autodiff.array(-1.0)).weight) == -1.0
+        with pytest.raises(pn.OptionError, match="a 0-d array, not one of this shape"):
+            pn.Term(pn.l1, weight=autodiff.array([1.0]))
+
+    @pytest.mark.parametrize(
+        ("argument", "value", "message"),
+        [
+            ("options", [("reduction", "sum")], "a mapping from options to values"),
+            ("enabled", 1, "True or False"),
+            ("differentiable", "yes", "True or False"),
+            ("idempotent", None, "True or False"),
+            ("runs", "gpu", '"inline", "thread", "process", "async" or "ray"'),
+            ("timeout", 0, "None, or seconds above 0 and up to 300"),
+            ("timeout", 301, "None, or seconds above 0 and up to 300"),
+            ("on_error", "ignore", '"raise" or "skip"'),
+            ("every", 0, "a whole number of at least 1"),
+            ("every", 1.5, "a whole number of at least 1"),
+            ("chunk", 0, "a whole number of at least 1"),
+        ],
+    )
+    def test_wrong(self, argument: str, value: Any, message: str) -> None:
+        with pytest.raises(pn.OptionError, match=f"l1: {argument}=.*{message}"):
+            pn.Term(pn.l1, **{argument: value})
+
+    def test_unknown_option_names_the_nearest(self) -> None:
+        with pytest.raises(pn.OptionError, match=r"l1: reductio=.*did you mean reduction\?"):
+            pn.Term(pn.l1, options={"reductio": "sum"})
+
+    def test_any_option_where_the_function_takes_any(self) -> None:
+        def open_ended(x: Any, **options: Any) -> Any:
+            return options["factor"] * x.sum()
+
+        assert total(pn.Term(open_ended, options={"factor": 2.0}), np.array([1.5])) == 3.0
+
+    def test_a_value_out_of_range_names_the_term(self) -> None:
+        with pytest.raises(pn.TermError, match="shrink: raised OptionError: smooth_l1: delta=-1"):
+            total(pn.Term(pn.smooth_l1, name="shrink", options={"delta": -1}), np.ones(2))
+
+
+class TestRegularizers:
+    def test_compute_gets_data_logprobs_and_options(self, library: Any) -> None:
+        term = pn.Term(Length(), weight=0.5, options={"factor": 2.0})
+        out = pn.Pipeline([term])(data=["a", "b"], logprobs=library.array([-1.0, -2.0]))
+        assert out.metrics() == {"length": 6.0, "length_weighted": 3.0, "length/count": 2.0, "total": 3.0}
+        assert isinstance(Length(), pn.Regularizer)
+
+    def test_its_inputs_can_be_renamed(self, library: Any) -> None:
+        term = pn.Term(Length(), inputs=("batch", "lp"))
+        assert total(term, batch=[], lp=library.array([-1.0])) == 1.0
+
+
+class TestValues:
+    def test_frozen(self) -> None:
+        term = pn.Term(pn.l1, options={"reduction": "mean"})
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            term.weight = 2.0  # type: ignore[misc]
+        with pytest.raises(TypeError):
+            term.options["reduction"] = "sum"  # type: ignore[index]
+        with pytest.raises(TypeError):
+            term.inputs["x"] = "y"  # type: ignore[index]
+
+    def test_its_options_do_not_follow_the_dict_they_came_from(self) -> None:
+        options = {"reduction": "mean"}
+        term = pn.Term(pn.l1, options=options)
+        options["reduction"] = "none"
+        assert total(term, np.array([1.0, 3.0])) == 2.0
+
+    @pytest.mark.parametrize(
+        "term",
+        [
+            pn.Term(pn.l1),
+            pn.Term("kl_divergence", 0.1, "kl", ("s", "t"), {"direction": "reverse"}, every=3, timeout=2.0),
+            pn.Term(scaled, options={"factor": np.float64(2.0)}, chunk=None, runs="process", on_error="skip"),
+            pn.Term(Length(), idempotent=True, enabled=False, differentiable=False),
+            pn.Term(collecting, inputs=("a", "b")),
+        ],
+    )
+    def test_equality_and_pickling(self, term: pn.Term) -> None:
+        copy = pickle.loads(pickle.dumps(term))
+        if not isinstance(term.fn, Length):
+            assert copy == term
+            assert hash(copy) == hash(term)
+        assert copy.name == term.name
+        assert copy != term.replace(weight=7.0)
+        assert term != "term"
+
+    def test_arrays_in_options_compare_by_their_elements(self) -> None:
+        term = pn.Term(pn.kl_estimate, options={"mask": np.array([1.0, 0.0])})
+        assert term == pn.Term(pn.kl_estimate, options={"mask": np.array([1.0, 0.0])})
+        assert term != pn.Term(pn.kl_estimate, options={"mask": np.array([1.0, 1.0])})
+        assert term != pn.Term(pn.kl_estimate, options={"mask": [1.0, 0.0]})
+
+    def test_repr_shows_what_differs_from_the_defaults(self) -> None:
+        assert repr(pn.Term(pn.l1)) == "Term(l1, weight=1.0)"
+        term = pn.Term(pn.l2, 0.5, "decay", "params", {"clip": 1.0}, every=2)
+        assert (
+            repr(term) == "Term(l2, name='decay', weight=0.5, inputs={'x': 'params'}, options={'clip': 1.0}, every=2)"
+        )
+
+    def test_replace(self) -> None:
+        term = pn.Term("l1", weight=0.5).replace(name="sparse", weight=2)
+        assert (term.name, term.weight, term.path) == ("sparse", 2, "l1")
+
+    def test_asynchronous_functions_are_known(self) -> None:
+        async def later(x: Any) -> Any:
+            return x.sum()
+
+        class Later:
+            async def __call__(self, x: Any) -> Any:
+                return x.sum()
+
+        assert pn.Term(later).asynchronous
+        assert pn.Term(Later()).asynchronous
+        assert not pn.Term(pn.l1).asynchronous
+
+
+@pytest.mark.skipif(len(LIBRARIES) < 3, reason="needs all libraries")
+def test_built_ins_are_the_penalties_that_return_a_scalar() -> None:
+    from penalties import functional
+    from penalties.pipeline.catalogue import BUILT_IN
+
+    helpers = {"renormalize", "replace_nonfinite", "safe_log", "valid_logprobs", "validate", "with_gradient_penalty"}
+    assert set(BUILT_IN) == set(functional.__all__) - helpers
