@@ -363,7 +363,12 @@ def differentiable(x: "Tensor", *, asked: bool) -> bool:
 
 
 def leaf(x: "Tensor") -> "Tensor":
-    return x if x.requires_grad else x.detach().requires_grad_()
+    import torch
+
+    if x.requires_grad or torch.compiler.is_compiling() or _transformed():
+        return x
+    with torch.inference_mode(False):
+        return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
 
 
 def weighted_sum(values: Sequence["Tensor"], weights: Sequence[Any]) -> "Tensor":
@@ -434,7 +439,7 @@ def value_and_gradients(
         pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
         return value, arrays, [gradient.detach() for gradient in pull_back(torch.ones_like(value))]
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         value, arrays = fn(leaves)
         if not value.requires_grad:
             return value, arrays, [None] * len(leaves)
@@ -530,10 +535,11 @@ def _stitch_function() -> Any:
 
 def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size: int) -> "Tensor":
     import torch
+    from torch.utils import checkpoint
 
     # Checkpointed: a piece keeps nothing but its rows, and is computed again when its gradient is due. Split, not
     # sliced: the backward of each slice would write a whole array.
-    again: Any = importlib.import_module("torch.utils.checkpoint").checkpoint
+    again: Any = checkpoint.checkpoint
     keep = torch.is_grad_enabled()
     untyped: Sequence[Any] = arrays
     pieces = zip(*[x.split(size) for x in untyped], strict=True)

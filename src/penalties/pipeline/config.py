@@ -86,8 +86,8 @@ def _entry(term: Term) -> dict[str, Any]:
             continue
         if key == "inputs" and plain is not None and same(value, plain.inputs):
             continue
-        if key == "weight" and owner(value) is not None:
-            value = float(value)
+        if key == "weight" and (ops := owner(value)) is not None:
+            value = float(ops.read([value])[0])
         entry[key] = value
     return {**entry, "wrap": layers} if layers else entry
 

@@ -126,9 +126,7 @@ def explain(
     term does nothing when its weighted gradient is 0, and the objective explodes when the total's gradient is longer
     than `explosion` or anything is not finite. Gradients come from `value_and_grad` or `gradients.track`.
     """
-    dominance = check_number("explain", "dominance", dominance, "a number above 1", low=1.0)
-    conflict = check_number("explain", "conflict", conflict, "a number from -1 to 0", low=-1.0, high=0.0)
-    explosion = check_number("explain", "explosion", explosion, "a number above 0", low=math.ulp(0.0))
+    _check("explain", dominance=dominance, conflict=conflict, explosion=explosion)
     plain = out.read()
     rows = [*([plain.base] if plain.base is not None else []), *plain]
     loss = _shares([row.contribution for row in rows])
@@ -146,6 +144,19 @@ def explain(
         *_idle(rows),
     ]
     return Explanation(plain.total, plain.total_grad_norm, shares, tuple(findings))
+
+
+_THRESHOLDS: Final[dict[str, tuple[str, float, float]]] = {
+    "dominance": ("a number of at least 1", 1.0, math.inf),
+    "conflict": ("a number from -1 to 0", -1.0, 0.0),
+    "explosion": ("a number above 0", math.ulp(0.0), math.inf),
+}
+
+
+def _check(function: str, **thresholds: float) -> None:
+    for name, value in thresholds.items():
+        expected, low, high = _THRESHOLDS[name]
+        check_number(function, name, value, expected, low=low, high=high)
 
 
 def _shares(amounts: Sequence[float | None]) -> list[float | None]:
@@ -243,8 +254,9 @@ class Monitor:
         if jump is not None:
             jump = check_number("Monitor", "jump", jump, "None or a number above 1", low=1.0)
         for name, value in thresholds.items():
-            if name not in ("dominance", "conflict", "explosion"):
+            if name not in _THRESHOLDS:
                 raise OptionError("Monitor", name, value, "only every, jump, window, dominance, conflict, explosion")
+            _check("Monitor", **{name: value})
         self.every = every
         self.jump = jump
         self.thresholds = thresholds

@@ -107,7 +107,8 @@ def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
             found = here
         if ops.LIBRARY != "NumPy":
             break
-    return compiling(), *found
+    ops, like = found
+    return compiling(), ops, like
 
 
 def paired(nest: Any, other: Any) -> list[Any]:

@@ -75,7 +75,10 @@ class TermOutput:
         """The parts that are there."""
         # Inside a compiler there are no numbers, and the arrays say what they are.
         plain = self if _traced(self.value, self.weight) or _batched(self.value) else _read_term(self)
-        shown = [f"{key}={_shown(value)}" for key, value in _term_dict(plain).items() if value not in (None, {})]
+        there = {key: value for key, value in _term_dict(plain).items() if value is not None}
+        if not plain.metrics:
+            del there["custom"]
+        shown = [f"{key}={_shown(value)}" for key, value in there.items()]
         return f"TermOutput({self.name!r}, {', '.join(shown)})"
 
     def __reduce__(self) -> tuple[Any, ...]:

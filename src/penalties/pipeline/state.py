@@ -112,7 +112,11 @@ def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
     """The term of the same name that stands around this one."""
     if not isinstance(cast("object", term), Term):
         raise OptionError(kind.kind, "term", term, "a Term")
-    around = kind(term, decay)
+    if term.asynchronous:
+        raise OptionError(kind.kind, "term", term, "a term that is not asynchronous: its value is needed at once")
+    # What the outer term says about when and where counts; the inner one is the function and what it reads.
+    inner = {key: value for key, value in term.arguments().items() if key in _INNER}
+    around = kind(Term(**inner), decay)
     names = tuple(term.inputs.values())
     return Term(
         around,
@@ -132,6 +136,7 @@ def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
 WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Normalized}
 """What can stand around a term, by the word for it in a configuration."""
 
+_INNER: Final = ("fn", "name", "inputs", "options", "differentiable", "chunk")
 _METADATA: Final = "penalties"
 _VERSION: Final = 1
 

@@ -1,0 +1,160 @@
+"""Draws the figures of the documentation as SVG: `python docs/_plots/draw.py` writes them to `docs/assets/`.
+
+Everything is drawn by hand, without a plotting library. The figures have no background, and text in a grey that reads
+on white and on black, so that one file serves both schemes of the site.
+"""
+
+import runpy
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import penalties as pn
+
+ROOT = Path(__file__).parents[2]
+ASSETS = ROOT / "docs" / "assets"
+
+TEXT, RULE = "#80868f", "#80868f66"
+COLORS = {"base_loss": "#8f9bb0", "sparsity": "#e2852a", "confidence": "#3d8fd6", "overlap": "#3fa66b"}
+
+
+class Figure:
+    """Pieces of an SVG, and the file they become."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        """An empty sheet; the title is what a screen reader says."""
+        self.width, self.height, self.title = width, height, title
+        self.parts: list[str] = []
+
+    def text(self, x: float, y: float, words: str, *, anchor: str = "middle", strong: bool = False) -> None:
+        """A line of text."""
+        weight = ' font-weight="600"' if strong else ""
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{weight}>{escape(words)}</text>')
+
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        """A thin rule."""
+        self.parts.append(f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{RULE}"/>')
+
+    def path(self, points: Sequence[tuple[float, float]], *, fill: str = "none", stroke: str = "none") -> None:
+        """A line through points, or the area that they enclose."""
+        way = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        closed = "" if fill == "none" else "Z"
+        self.parts.append(f'<path d="M{way}{closed}" fill="{fill}" stroke="{stroke}" stroke-width="2"/>')
+
+    def swatch(self, x: float, y: float, color: str, words: str) -> None:
+        """One entry of a legend."""
+        self.parts.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="2" fill="{color}"/>')
+        self.text(x + 18, y, words, anchor="start")
+
+    def save(self, name: str) -> None:
+        """Write the file."""
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" role="img" '
+            f'font-family="system-ui, sans-serif" font-size="13" fill="{TEXT}">'
+        )
+        lines = [head, f"<title>{escape(self.title)}</title>", *self.parts, "</svg>", ""]
+        (ASSETS / name).write_text("\n".join(lines))
+
+
+class Panel:
+    """A rectangle with axes, and the way from data to places in it."""
+
+    def __init__(self, figure: Figure, left: float, top: float, width: float, height: float, steps: int) -> None:
+        """Steps run from the left, values from 0 to 1 upwards."""
+        self.figure, self.left, self.top, self.width, self.height, self.steps = figure, left, top, width, height, steps
+
+    def at(self, step: float, value: float) -> tuple[float, float]:
+        """Where a value at a step lies."""
+        return self.left + self.width * step / self.steps, self.top + self.height * (1 - value)
+
+    def axes(self, title: str, steps: Sequence[int], values: dict[float, str]) -> None:
+        """Rules and numbers, drawn over what is there; values that have no word get a rule alone."""
+        self.figure.text(self.left + self.width / 2, self.top - 10, title, strong=True)
+        for value, word in values.items():
+            _, y = self.at(0, value)
+            self.figure.line(self.left, y, self.left + self.width, y)
+            if word:
+                self.figure.text(self.left - 7, y + 4, word, anchor="end")
+        for step in steps:
+            x, y = self.at(step, 0)
+            self.figure.line(x, y, x, y + 4)
+            self.figure.text(x, y + 18, str(step))
+
+
+def shares() -> tuple[list[int], list[str], dict[str, list[list[float]]]]:
+    """Train the classifier of `examples/pytorch_loop.py`, and explain its loss at every step where all terms run."""
+    example = runpy.run_path(str(ROOT / "examples" / "pytorch_loop.py"))
+    pipeline, objective = example["PIPELINE"], example["objective"]
+    x, labels = example["examples"](400, 0.25, torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = example["Classifier"]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    steps: list[int] = []
+    seen: dict[str, list[list[float]]] = {"loss": [], "gradient": []}
+    for step in range(example["STEPS"] + 1):
+        out, _ = objective(pipeline, model, x, labels, step)
+        optimizer.zero_grad()
+        if step % 4 == 0:
+            out = pn.gradients.track(out, wrt=model.parameters())
+            explained = pn.explain(out).shares
+            steps.append(step)
+            seen["loss"].append([share.loss_share or 0.0 for share in explained])
+            seen["gradient"].append([share.grad_share or 0.0 for share in explained])
+        else:
+            out.total.backward()
+        optimizer.step()
+    return steps, ["base_loss", *pipeline.names], seen
+
+
+def draw_shares() -> None:
+    """What each term is of the loss and of the gradient while a network trains."""
+    steps, names, seen = shares()
+    figure = Figure(760, 330, "Shares of four terms of the loss and of the gradient over 400 steps of training")
+    for place, name in enumerate(names):
+        figure.swatch(150 + 130 * place, 18, COLORS[name], name)
+    titles = {"loss": "share of the loss", "gradient": "share of the gradient"}
+    for column, (kind, rows) in enumerate(seen.items()):
+        panel = Panel(figure, 62 + 365 * column, 62, 310, 210, steps[-1])
+        floor = [0.0] * len(steps)
+        for place, name in enumerate(names):
+            roof = [low + row[place] for low, row in zip(floor, rows, strict=True)]
+            edge = [panel.at(step, value) for step, value in zip(steps, roof, strict=True)]
+            back = [panel.at(step, value) for step, value in zip(steps, floor, strict=True)]
+            panel.figure.path([*edge, *reversed(back)], fill=COLORS[name])
+            floor = roof
+        panel.axes(titles[kind], range(0, 401, 100), {0: "0 %", 0.25: "", 0.5: "50 %", 0.75: "", 1: "100 %"})
+        figure.text(panel.left + panel.width / 2, 312, "step")
+    figure.save("term_shares.svg")
+
+
+def draw_schedules() -> None:
+    """The shape of every schedule."""
+    s = pn.schedules
+    plans: dict[str, Callable[[float], Any]] = {
+        "constant": s.constant(0.6),
+        "linear": s.linear(0.2, 1.0, steps=101),
+        "warmup": s.warmup(1.0, steps=40),
+        "cosine": s.cosine(1.0, 0.0, steps=101),
+        "exponential": s.exponential(1.0, rate=0.96),
+        "piecewise": s.piecewise({0: 0.2, 30: 0.6, 70: 1.0}),
+        "chain": s.chain((s.warmup(1.0, 20), 20), (s.constant(1.0), 40), s.cosine(1.0, 0.0, steps=41)),
+        "product": s.product(s.warmup(1.0, 20), s.exponential(1.0, rate=0.97)),
+    }
+    figure = Figure(760, 345, "The weight over 100 steps by eight schedules")
+    for place, (title, plan) in enumerate(plans.items()):
+        row, column = divmod(place, 4)
+        panel = Panel(figure, 34 + 185 * column, 34 + 165 * row, 150, 95, 100)
+        panel.axes(title, (0, 50, 100), {0: "0", 0.5: "", 1: "1"})
+        figure.path([panel.at(step / 2, plan(step / 2)) for step in range(201)], stroke=COLORS["confidence"])
+        if row:
+            figure.text(panel.left + panel.width / 2, 333, "step")
+    figure.save("schedules.svg")
+
+
+if __name__ == "__main__":
+    ASSETS.mkdir(exist_ok=True)
+    draw_shares()
+    draw_schedules()

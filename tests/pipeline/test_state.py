@@ -1,0 +1,210 @@
+"""Terms that remember, and their state on disk."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penalties as pn
+from tests.libraries import JAX, LIBRARIES, TORCH, close
+
+
+def counted(x: Any, state: Any) -> Any:
+    count = 1 if state is None else state["count"] + 1
+    return pn.Evaluation(count * x.sum(), state={"count": count, "last": x.sum()}, metrics={"count": count})
+
+
+def run(library: Any, pipeline: pn.Pipeline, *values: float) -> list[float]:
+    state, totals = None, []
+    for step, value in enumerate(values):
+        out = pipeline(library.array([value]), state=state, step=step)
+        state = out.state
+        totals.append(out.read().total)
+    return totals
+
+
+class TestAverage:
+    def test_formula(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1, weight=2.0), decay=0.9)])
+        close(run(library, pipeline, 1.0, 2.0, 3.0), [2.0, 2.2, 2 * (0.9 * 1.1 + 0.1 * 3.0)])
+
+    def test_gradient_flows_through_the_current_value(self, autodiff: Any) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l2), decay=0.75)])
+        first = pipeline.value_and_grad(autodiff.array([3.0]), wrt="input")
+        second = pipeline.value_and_grad(autodiff.array([3.0]), wrt="input", state=first.state)
+        close(autodiff.numpy(first.gradient), [6.0])
+        close(autodiff.numpy(second.gradient), [1.5])
+
+    def test_state_carries_no_graph(self) -> None:
+        if TORCH not in LIBRARIES:
+            pytest.skip("needs PyTorch")
+        out = pn.Pipeline([pn.EMA(pn.Term(pn.l1))])(TORCH.array([1.0]).requires_grad_())
+        assert not out.state["l1"]["before"].requires_grad
+
+
+class TestNormalized:
+    def test_formula(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.Normalized(pn.Term(lambda x: -x.sum(), name="minus"), decay=0.5)])
+        close(run(library, pipeline, 4.0, 2.0), [-1.0, -2.0 / 3.0])
+
+    def test_zero_stays_zero(self, library: Any) -> None:
+        assert run(library, pn.Pipeline([pn.Normalized(pn.Term(pn.l1))]), 0.0, 0.0) == [0.0, 0.0]
+
+    def test_scale_is_a_constant(self, autodiff: Any) -> None:
+        out = pn.Pipeline([pn.Normalized(pn.Term(pn.l2))]).value_and_grad(autodiff.array([2.0]), wrt="input")
+        close(autodiff.numpy(out.gradient), [1.0])
+
+
+class TestWrapping:
+    def test_is_a_term_of_the_same_name(self) -> None:
+        inner = pn.Term(pn.kl_estimate, 0.3, "kl", ("a", "b"), every=2, on_error="skip", timeout=3.0)
+        for outer in (pn.EMA(inner), pn.Normalized(inner), pn.EMA(pn.Normalized(inner))):
+            assert isinstance(outer, pn.Term)
+            for argument in ("name", "weight", "every", "on_error", "timeout", "enabled", "differentiable"):
+                assert getattr(outer, argument) == getattr(inner, argument)
+            assert list(outer.inputs.values()) == ["a", "b"]
+
+    def test_one_inside_another(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Normalized(pn.Term(pn.l1), decay=0.5), decay=0.5)])
+        close(run(library, pipeline, 4.0, 2.0), [1.0, 0.5 + 0.5 * 2 / 3])
+
+    def test_named_inputs_masks_and_steps(self, library: Any) -> None:
+        def stepped(logprobs: Any, mask: Any = None, step: Any = None) -> Any:
+            return (logprobs * mask).sum() * step
+
+        term = pn.EMA(pn.Term(stepped, inputs={"logprobs": "lp", "mask": "keep"}))
+        out = pn.Pipeline([term])(lp=library.array([1.0, 2.0]), keep=library.array([0.0, 1.0]), step=3)
+        assert out.read().total == 6.0
+
+    def test_metrics_pass_through(self, library: Any) -> None:
+        out = pn.Pipeline([pn.EMA(pn.Term(counted))])(library.array([2.0]))
+        assert out.metrics()["counted/count"] == 1.0
+
+    def test_repr_and_equality(self) -> None:
+        term = pn.EMA(pn.Term(pn.l1), decay=0.5)
+        assert repr(term) == "Term(ema(l1, decay=0.5), weight=1.0, inputs={'*0': 'x'})"
+        assert term == pn.EMA(pn.Term(pn.l1), decay=0.5)
+        assert term != pn.EMA(pn.Term(pn.l1), decay=0.6)
+        assert term != pn.Normalized(pn.Term(pn.l1), decay=0.5)
+        assert hash(term.fn) == hash(pn.EMA(pn.Term(pn.l1), decay=0.5).fn)
+
+    @pytest.mark.parametrize("decay", [1.0, -0.1, math.nan, "0.9", True])
+    def test_wrong_decay(self, decay: Any) -> None:
+        for wrap in (pn.EMA, pn.Normalized):
+            with pytest.raises(pn.OptionError, match="decay=.* a number from 0 to 1, without 1"):
+                wrap(pn.Term(pn.l1), decay)
+
+    def test_wrong_term(self) -> None:
+        async def later(x: Any) -> Any:
+            return x.sum()
+
+        with pytest.raises(pn.OptionError, match="a term that is not asynchronous"):
+            pn.EMA(pn.Term(later))
+        with pytest.raises(pn.OptionError, match="expected a Term"):
+            pn.EMA(pn.l1)  # type: ignore[arg-type]
+
+
+class TestStateOfOnesOwn:
+    def test_threads_from_call_to_call(self, library: Any) -> None:
+        assert run(library, pn.Pipeline([pn.Term(counted)]), 1.0, 1.0, 1.0) == [1.0, 2.0, 3.0]
+
+    def test_survives_a_gradient(self, autodiff: Any) -> None:
+        pipeline = pn.Pipeline([pn.Term(counted)])
+        first = pipeline.value_and_grad(autodiff.array([5.0]), wrt="input")
+        second = pipeline.value_and_grad(autodiff.array([5.0]), wrt="input", state=first.state)
+        assert second.state["counted"]["count"] == 2
+        assert second.read().total == 10.0
+
+    def test_who_rests_keeps_it(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1, every=2), decay=0.9)])
+        close(run(library, pipeline, 1.0, 50.0, 3.0), [1.0, 0.0, 1.2])
+
+    def test_who_is_skipped_keeps_it(self) -> None:
+        def picky(x: Any, state: Any) -> Any:
+            if x[0] < 0:
+                raise ValueError("negative")
+            return pn.Evaluation(x.sum(), state=(state or 0) + 1)
+
+        pipeline = pn.Pipeline([pn.Term(picky, on_error="skip")])
+        first = pipeline(np.array([1.0]))
+        second = pipeline(np.array([-1.0]), state=first.state)
+        assert pipeline(np.array([1.0]), state=second.state).state == {"picky": 2}
+
+    def test_state_of_terms_that_are_gone_is_dropped(self) -> None:
+        assert pn.Pipeline(["l1"])(np.ones(1), state={"other": 1}).state == {}
+
+    def test_must_be_returned(self) -> None:
+        with pytest.raises(pn.TermError, match=r"forgetful: takes state and returned an? .*expected Evaluation"):
+            pn.Pipeline([pn.Term(lambda x, state: x.sum(), name="forgetful")])(np.ones(1))
+
+
+class TestOnDisk:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        state = {
+            "ema": {"before": np.float32(1.5), "inner": None},
+            "own": {"text": "é", "list": [1, 2.5, True], "tuple": (np.arange(6.0).reshape(2, 3), ()), "nan": math.nan},
+        }
+        pn.save_state(state, tmp_path / "state.safetensors")
+        np.testing.assert_equal(pn.load_state(tmp_path / "state.safetensors"), state)
+        assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+
+    def test_a_run_goes_on_where_it_stopped(self, library: Any, tmp_path: Path) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1)), pn.Normalized(pn.Term(pn.l2)), pn.Term(counted)])
+        out = pipeline(library.array([1.0, 2.0]))
+        pn.save_state(out.state, tmp_path / "state")
+        state = pn.load_state(tmp_path / "state", library.name)
+        x = library.array([3.0, 1.0])
+        assert pipeline(x, state=state).metrics() == pipeline(x, state=out.state).metrics()
+
+    def test_bfloat16_is_widened(self, autodiff: Any, tmp_path: Path) -> None:
+        pn.save_state({"a": autodiff.array([1.5], "bfloat16")}, tmp_path / "state")
+        assert pn.load_state(tmp_path / "state")["a"].tolist() == [1.5]
+
+    def test_nothing_is_left_of_a_write_that_fails(self, tmp_path: Path) -> None:
+        pn.save_state({"a": 1}, tmp_path / "state")
+        with pytest.raises(pn.TermError, match=r"state\.b: holds a object; to be saved"):
+            pn.save_state({"b": object()}, tmp_path / "state")
+        with pytest.raises(pn.TermError, match=r"state\.b: has the key 3; to be saved, keys are strings"):
+            pn.save_state({"b": {3: 1}}, tmp_path / "state")
+        with pytest.raises(FileNotFoundError):
+            pn.save_state({"a": 1}, tmp_path / "missing" / "state")
+        assert pn.load_state(tmp_path / "state") == {"a": 1}
+
+    def test_what_is_no_state(self, tmp_path: Path) -> None:
+        for name, data in (("text", b"not a state at all"), ("empty", b"")):
+            (tmp_path / name).write_bytes(data)
+            with pytest.raises(pn.InputError, match="is no state that save_state wrote"):
+                pn.load_state(tmp_path / name)
+
+    def test_another_version(self, tmp_path: Path) -> None:
+        import safetensors.numpy
+
+        header = {"penalties": json.dumps({"version": 99, "state": {}})}
+        (tmp_path / "state").write_bytes(safetensors.numpy.save({}, metadata=header))
+        with pytest.raises(pn.InputError, match="has version 99; this library reads 1"):
+            pn.load_state(tmp_path / "state")
+
+    def test_unknown_library(self, tmp_path: Path) -> None:
+        with pytest.raises(pn.OptionError, match='library="keras"; expected "numpy", "torch" or "jax"'):
+            pn.load_state(tmp_path / "state", "keras")  # type: ignore[arg-type]
+
+    def test_without_safetensors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        import sys
+
+        monkeypatch.setitem(sys.modules, "safetensors", None)
+        monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+        with pytest.raises(pn.MissingLibraryError, match=r'needs safetensors: pip install "penalties\[state\]"'):
+            pn.save_state({}, tmp_path / "state")
+
+
+def test_jax_state_lies_on_the_device_asked_for(tmp_path: Path) -> None:
+    if JAX not in LIBRARIES:
+        pytest.skip("needs JAX")
+    import jax
+
+    pn.save_state({"a": np.ones(2)}, tmp_path / "state")
+    device = jax.devices()[0]
+    assert pn.load_state(tmp_path / "state", "jax", device)["a"].devices() == {device}
