@@ -209,6 +209,12 @@ class TestNoPath:
         close(autodiff.numpy(out.gradient), [0.0, 0.0])
         assert out.metrics()["total_grad_norm"] == 0.0
 
+    def test_no_cosines_without_gradients(self, autodiff: Any) -> None:
+        out = pn.Pipeline([pn.Term(lambda x: (x > 0).sum(), name="n")]).value_and_grad(
+            autodiff.array([1.0]), wrt="input", cosines=True
+        )
+        assert np.isnan(out.read().cosines[0][0])
+
     def test_norm_of_no_float(self, autodiff: Any) -> None:
         with pytest.raises(pn.GradientError, match="gradients.norm: fn returned"):
             pn.gradients.norm(lambda x: x.argmax(), autodiff.array([1.0, 2.0]))
@@ -289,6 +295,42 @@ class TestOwnGradients:
         term = pn.Term(lambda x: pn.Evaluation(one.sum(), gradient={"x": brought}), name="own")
         with pytest.raises(pn.TermError, match='own: brought a gradient for "x" of another structure'):
             pn.Pipeline([term])(x=nest)
+
+    def test_cosines(self, library: Any) -> None:
+        def own(x: Any, slope: Any = None) -> Any:
+            return pn.Evaluation(x.sum(), gradient={"x": library.array(slope)})
+
+        terms = [
+            pn.Term(own, name=str(slope), options={"slope": slope}) for slope in ([3.0, 4.0], [4.0, -3.0], [6.0, 8.0])
+        ]
+        out = pn.Pipeline(terms).value_and_grad(library.array([1.0, 2.0]), wrt="input", cosines=True)
+        close(library.numpy(out.cosines), [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
+
+    @needs_jax
+    def test_registered_classes(self) -> None:
+        import jax
+
+        @jax.tree_util.register_pytree_node_class
+        class Weights:
+            def __init__(self, a: Any, b: Any) -> None:
+                self.a, self.b = a, b
+
+            def tree_flatten(self) -> Any:
+                return (self.a, self.b), None
+
+            @classmethod
+            def tree_unflatten(cls, _: Any, parts: Any) -> Any:
+                return cls(*parts)
+
+        def own(w: Any) -> Any:
+            return pn.Evaluation(w.a.sum() + w.b.sum(), gradient={"w": Weights(5 + 0 * w.a, 7 + 0 * w.b)})
+
+        given = Weights(JAX.array([1.0]), JAX.array([2.0]))
+        out = pn.Pipeline([pn.Term(own), pn.Term(pn.l1, inputs="w")]).value_and_grad(w=given)
+        close([out.gradient["w"].a[0], out.gradient["w"].b[0]], [6.0, 8.0])
+        wrong = pn.Term(lambda w: pn.Evaluation(w.a.sum(), gradient={"w": (1.0,)}), name="wrong")
+        with pytest.raises(pn.TermError, match="of another structure: expected a Weights"):
+            pn.Pipeline([wrong])(w=given)
 
     @needs_torch
     def test_first_order_only(self) -> None:
@@ -380,6 +422,19 @@ class TestTorch:
         torch.testing.assert_close(each, torch.stack([pipeline.total(row) for row in x]))
         inner = torch.func.vmap(lambda row: pipeline.value_and_grad(row, wrt="input").gradient)(x)
         torch.testing.assert_close(inner, torch.stack([torch.func.grad(pipeline.total)(row) for row in x]))
+
+    def test_tensors_of_other_kinds_add_up(self) -> None:
+        """Subclasses, several dtypes and many different weights: each takes another way to the same sum."""
+
+        class Marked(torch.Tensor):
+            pass
+
+        x = torch.tensor([1.0, -2.0], device=DEVICE)
+        pipeline = pn.Pipeline([pn.Term(pn.l1, inputs="a"), pn.Term(pn.l2, 2, inputs="b")])
+        assert pipeline(a=x.as_subclass(Marked), b=x.as_subclass(Marked)).metrics()["total"] == 13.0
+        assert pipeline(a=x, b=x.double()).metrics()["total"] == 13.0
+        for step in range(300):
+            assert pipeline(a=x, b=x, weights={"l1": step / 4}).metrics()["total"] == 10.0 + 3 * step / 4
 
     def test_large_gradients_are_compared_pair_by_pair(self) -> None:
         x = torch.randn(2**17, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0))

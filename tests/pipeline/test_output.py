@@ -74,6 +74,14 @@ class TestForms:
         assert found["grad_norm/total"] == 4.0
         close([found["grad_cos/base_loss__l1"], found["grad_cos/l1__l2"]], [1.0, 1.0])
 
+    def test_slash_without_times(self) -> None:
+        assert pn.LossOutput.of([pn.TermOutput("a", 1.0)]).metrics("slash") == {
+            "loss/total": 1.0,
+            "loss/a": 1.0,
+            "loss/a/weighted": 1.0,
+            "weight/a": 1.0,
+        }
+
     def test_unknown_style(self) -> None:
         with pytest.raises(pn.OptionError, match='metrics: style="nested"; expected "flat" or "slash"'):
             PIPELINE(x=np.ones(2)).metrics("nested")  # type: ignore[arg-type]
@@ -141,6 +149,8 @@ class TestForms:
         assert lines[5].split()[:3] == ["bad", "skipped", "1"]
         assert repr(out["l1"]).startswith("TermOutput('l1', value=4, weight=0.5, contribution=2")
         assert repr(pn.Pipeline()()) == "LossOutput, total 0"
+        lost = pn.LossOutput.of([pn.TermOutput("a", 1.0, grad_error="no path")], base=pn.TermOutput("base_loss", None))
+        assert [line.split()[-1] for line in repr(lost).splitlines()[2:]] == ["-", "-"]
         assert repr(out.terms).startswith("{'l1': TermOutput('l1'")
 
     def test_looking_inside(self, library: Any) -> None:

@@ -204,6 +204,31 @@ class TestEvery:
         assert [float(out.total) for out in (first, resting, third)] == [4.0, 0.0, 6.0]
         assert [float(out.gradient[0]) for out in (first, resting, third)] == [1.0, 0.0, 0.5]
 
+    def test_a_traced_step_masks_state_of_every_shape(self) -> None:
+        if JAX not in LIBRARIES:
+            pytest.skip("needs JAX")
+        import jax
+
+        def remembering(x: Any, state: Any) -> Any:
+            past = (x.sum(), [x.sum()], "label") if state is None else (state[0] + 1, [state[1][0] + 1], "label")
+            return pn.Evaluation(x.sum(), state=past)
+
+        pipeline = pn.Pipeline([pn.Term(remembering, every=2)])
+        first = pipeline(JAX.array([1.0]), step=0)
+        kept: list[Any] = []
+
+        @jax.jit
+        def run(x: Any, step: Any, numbers: Any) -> Any:
+            state = {"remembering": (numbers[0], [numbers[1]], "label")}
+            new = pipeline(x, step=step, state=state).state["remembering"]
+            kept.append(new[2])
+            return new[0], new[1][0]
+
+        numbers = first.state["remembering"][0], first.state["remembering"][1][0]
+        assert [float(n) for n in run(JAX.array([1.0]), 1, numbers)] == [1.0, 1.0]
+        assert [float(n) for n in run(JAX.array([1.0]), 2, numbers)] == [2.0, 2.0]
+        assert kept == ["label"]
+
     def test_a_tensor_as_step_masks_too(self) -> None:
         if TORCH not in LIBRARIES:
             pytest.skip("needs PyTorch")

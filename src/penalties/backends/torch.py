@@ -490,7 +490,7 @@ def gram(rows: Sequence[Sequence["Tensor | None"]]) -> "Tensor":
             nothing = torch.zeros((), dtype=flat[0].dtype if flat[0] is not None else None, device=present[0].device)
             products = torch.stack([_dot(a, b, nothing) for a in flat for b in flat]).reshape(count, count)
         total = products if total is None else total + products.to(total.device)
-    return total
+    return torch.zeros(count, count) if total is None else total
 
 
 def _dot(a: "Tensor | None", b: "Tensor | None", nothing: "Tensor") -> "Tensor":
@@ -539,7 +539,8 @@ def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size:
 
     # Checkpointed: a piece keeps nothing but its rows, and is computed again when its gradient is due. Split, not
     # sliced: the backward of each slice would write a whole array.
-    again: Any = checkpoint.checkpoint
+    module: Any = checkpoint
+    again = module.checkpoint
     keep = torch.is_grad_enabled()
     untyped: Sequence[Any] = arrays
     pieces = zip(*[x.split(size) for x in untyped], strict=True)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from .term import Term
 __all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper", "load_state", "save_state"]
 
 
-class Wrapper:
+class Wrapper(ABC):
     """A term around another: what it is called with is what the inner one is called with."""
 
     kind: str
@@ -47,9 +48,10 @@ class Wrapper:
         value, after = self.changed(ops, current, before)
         return Evaluation(value, metrics=metrics, state={"before": ops.stop_gradient(after), "inner": new})
 
+    @abstractmethod
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
         """The new value, and what the next call is given as `before`."""
-        raise NotImplementedError
+        ...
 
     def __eq__(self, other: object) -> bool:
         """The same change of equal terms."""
@@ -210,15 +212,13 @@ def _packed(place: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> 
     if is_mapping(value):
         for key in value:
             if not isinstance(key, str):
-                raise TermError(place, f"state has the key {key!r}; expected strings, to be saved")
+                raise TermError(place, f"has the key {key!r}; to be saved, keys are strings")
         return {"dict": {key: _packed(f"{place}.{key}", part, arrays) for key, part in value.items()}}
     if is_row(value):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_packed(f"{place}[{i}]", part, arrays) for i, part in enumerate(value)]}
     kind = type(value).__name__
-    raise TermError(
-        place, f"state holds a {kind}; expected arrays, numbers, strings, lists, tuples or dicts, to be saved"
-    )
+    raise TermError(place, f"holds a {kind}; to be saved, state is arrays, numbers, strings, lists, tuples and dicts")
 
 
 def _dtype(value: Any) -> Any:
