@@ -97,7 +97,7 @@ def test_the_core_depends_on_numpy_alone_and_bounds_have_reasons() -> None:
     project = tomllib.loads(text)["project"]
     assert [d.split(">")[0] for d in project["dependencies"]] == ["numpy"]
     sinks = {"otel", "tensorboard", "mlflow", "wandb"}
-    extras = {"torch", "jax", "process", "ray", "tinker", "train", "cli", "all"} | sinks
+    extras = {"torch", "jax", "process", "ray", "tinker", "train", "cli", "state", "all"} | sinks
     assert set(project["optional-dependencies"]) == extras
     section = text[text.index("[project]") : text.index("[project.urls]")]
     for line in section.splitlines():

@@ -326,7 +326,7 @@ def read(arrays: Sequence["Array"]) -> list[Any]:
 
 def value_and_gradients(
     fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"]
-) -> tuple["Array", list["Array"], list["Array | None"]]:
+) -> tuple["Array", list["Array"], list[Any]]:
     reached: list[bool] = []
 
     def watched(xs: Sequence["Array"]) -> tuple["Array", list["Array"]]:
@@ -360,7 +360,7 @@ def _watch() -> Any:
     return watch
 
 
-def accumulate(total: "Array | None", gradient: "Array", weight: Any) -> "Array":
+def accumulate(total: Any, gradient: "Array", weight: Any) -> "Array":
     scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
     return scaled if total is None else total + scaled
 
@@ -369,7 +369,7 @@ def norm(gradients: Sequence["Array"]) -> "Array":
     return sqrt(add([sum(square(upcast("norm", gradient))) for gradient in gradients]))
 
 
-def gram(rows: Sequence[Sequence["Array | None"]]) -> "Array":
+def gram(rows: Sequence[Sequence[Any]]) -> "Array":
     jnp = _jax().numpy
     flat = [
         jnp.concatenate(
@@ -384,7 +384,7 @@ def gram(rows: Sequence[Sequence["Array | None"]]) -> "Array":
     return matmul(stacked, stacked.T)
 
 
-def _shape(column: Sequence["Array | None"]) -> tuple[int, ...]:
+def _shape(column: Sequence[Any]) -> tuple[int, ...]:
     """The shape of the gradients of one leaf, of which some are missing."""
     return next((x.shape for x in column if x is not None), (0,))
 

@@ -431,7 +431,7 @@ def read(arrays: Sequence["Tensor"]) -> list[Any]:
 
 def value_and_gradients(
     fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"]
-) -> tuple["Tensor", list["Tensor"], list["Tensor | None"]]:
+) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
     if torch.compiler.is_compiling() or _transformed():
@@ -447,7 +447,7 @@ def value_and_gradients(
         return value, arrays, list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
 
 
-def accumulate(total: "Tensor | None", gradient: "Tensor", weight: Any) -> "Tensor":
+def accumulate(total: Any, gradient: "Tensor", weight: Any) -> "Tensor":
     import torch
 
     if isinstance(weight, torch.Tensor):
@@ -471,7 +471,7 @@ def _length(x: "Tensor") -> "Tensor":
     return linalg.vector_norm(x, dtype=torch.float32 if x.element_size() < 4 else None)
 
 
-def gram(rows: Sequence[Sequence["Tensor | None"]]) -> "Tensor":
+def gram(rows: Sequence[Sequence[Any]]) -> "Tensor":
     import torch
 
     count = len(rows)

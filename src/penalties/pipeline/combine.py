@@ -21,12 +21,12 @@ class Gradients:
 
     def __init__(self, targets: Targets, cosines: bool) -> None:
         """Nothing yet."""
-        self.targets = targets
-        self.cosines = cosines
+        self.targets: Targets = targets
+        self.cosines: bool = cosines
         self.sums: list[Any] = [None] * len(targets.leaves)
         self.kept: dict[str, Sequence[Any]] = {}
         """Those of all terms, where cosines are wanted."""
-        self.exact = True
+        self.exact: bool = True
         """Whether the sum is the gradient of the total: not where a weight depends on the inputs."""
 
     def take(self, name: str, leaves: Sequence[Any] | None, weight: Weight) -> tuple[Any, Mapping[str, Any]]:

@@ -97,7 +97,7 @@ class Terms(Mapping[str, TermOutput]):
 
     def __init__(self, rows: Sequence[Row]) -> None:
         """Keep the arguments of the outputs."""
-        self.rows = rows
+        self.rows: Sequence[Row] = rows
         self.made: dict[str, TermOutput] | None = None
 
     @classmethod

@@ -30,8 +30,8 @@ class Wrapper(ABC):
     def __init__(self, term: Term, decay: float) -> None:
         """Keep the inner term, and how slowly the state moves."""
         expected = "a number from 0 to 1, without 1"
-        self.term = term
-        self.decay = check_number(self.kind, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
+        self.term: Term = term
+        self.decay: float = check_number(self.kind, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
 
     @property
     def label(self) -> str:
