@@ -1,17 +1,20 @@
 """Peak memory a term of `value_and_grad`, 1e6 log-probabilities, beyond the one gradient that it gives."""
 
+import penalties as pn
+
 from .harness import Row, peak
-from .terms import logprobs, pipeline
+from .terms import WEIGHTS, logprobs, pipeline
 
 
 def run(scale: float) -> list[Row]:
     x = logprobs(1000, 1000)
     gradient = x.nbytes / 1e6
+    # One alone holds what its passes hold at their height; of many, each adds what its graph keeps.
+    cases = {f"1 term, {name}": pn.Pipeline([name]) for name in WEIGHTS}
+    cases |= {f"a term of {count}": pipeline(count) for count in (10, 100)}
     rows: list[Row] = []
-    for count in (1, 10, 100):
-        terms = pipeline(count)
-        taken = [peak(lambda terms=terms: terms.value_and_grad(x)) / count]
-        given = [gradient / count]
-        case = f"a term of {count}"
+    for case, terms in cases.items():
+        taken = [peak(lambda terms=terms: terms.value_and_grad(x)) / len(terms)]
+        given = [gradient / len(terms)]
         rows.append(Row(case, "MB", given, taken, given, most_more=10.0))
     return rows

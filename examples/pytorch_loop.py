@@ -81,7 +81,7 @@ def train(pipeline: pn.Pipeline, x: Tensor, labels: Tensor, *, report: bool = Fa
         # hidden layer is no news.
         explanation = monitor(out, step) if report else None
         for finding in explanation.findings if explanation else ():
-            if finding.kind != "failed":
+            if finding.kind != "no gradient":
                 print(f"      monitor: {finding.message}")
     return model
 

@@ -1,17 +1,23 @@
 """The documentation: its code runs and prints what it says, and no public name is missing from it."""
 
 import contextlib
+import importlib
+import inspect
 import io
+import operator
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+import yaml
 
 import penalties
+from penalties import functional
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -19,7 +25,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 FAMILIES = ("norms", "divergences", "estimators", "structure", "smoothness", "logprobs", "finite")
 
 NAMES = [name for name in penalties.__all__ if name != "__version__"]
-FUNCTIONS = [name for name in NAMES if not name.endswith("Error")]
+FUNCTIONS = functional.__all__
+MODULES = [name for name in NAMES if inspect.ismodule(getattr(penalties, name))]
+MEMBERS = [f"{module}.{member}" for module in MODULES for member in getattr(penalties, module).__all__]
+
+# What one gets and does not make: the pages have them as `out`, `out["l1"]`, `explanation`; and a protocol.
+RETURNED = ("TermOutput", "Explanation", "Regularizer")
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 # Code, and what it prints where a ```text block follows directly.
@@ -80,11 +91,38 @@ def test_links_of_the_page_lead_somewhere(path: Path):
             assert anchor in [heading.lower().replace(" ", "-") for heading in headings(path.parent / file)], target
 
 
-@pytest.mark.parametrize("name", NAMES)
+def public(name: str) -> object:
+    """What `penalties.name` is, where the name may lie in one of the public modules."""
+    return operator.attrgetter(name)(penalties)
+
+
+def is_code(thing: object) -> bool:
+    """A function or a class. Modules have members instead, and what else there is has its docstring in the source."""
+    return inspect.isfunction(thing) or inspect.isclass(thing)
+
+
+def api_entries() -> dict[str, dict[str, Any]]:
+    """The entries of the API page with their options."""
+    found = re.findall(r"^::: penalties\.([\w.]+)\n((?:    .*\n)*)", (DOCS / "api.md").read_text(), re.MULTILINE)
+    names = [name for name, _ in found]
+    assert len(set(names)) == len(names)
+    return {name: (yaml.safe_load(options) or {}).get("options", {}) for name, options in found}
+
+
+def test_every_penalty_is_public():
+    assert set(FUNCTIONS) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES + MEMBERS if is_code(public(name))])
 def test_public_name_has_a_docstring_with_an_example(name: str):
-    docstring = getattr(penalties, name).__doc__
+    docstring = public(name).__doc__
     assert docstring
     assert ">>> " in docstring
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_module_says_what_it_is(name: str):
+    assert public(name).__doc__
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,9 +131,25 @@ def test_public_name_is_on_the_api_page(name: str):
     assert entries.count(f"::: penalties.{name}") == 1
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_every_member_of_a_public_module_is_on_the_api_page(name: str):
+    assert sorted(api_entries()[name]["members"]) == sorted(public(name).__all__)
+
+
 def test_api_page_has_no_name_that_is_not_public():
-    entries = re.findall(r"^::: penalties\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
-    assert sorted(entries) == sorted(NAMES)
+    entries = api_entries()
+    assert sorted(name for name in entries if "." not in name) == sorted(NAMES)
+    # What public functions return may have an entry where it lives.
+    for name in entries:
+        package, _, member = name.rpartition(".")
+        assert not package or member in importlib.import_module(f"penalties.{package}").__all__
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in FUNCTIONS and not name.endswith("Error")])
+def test_other_names_are_shown_at_work_on_a_page(name: str):
+    """A penalty has its own section; everything else is used in code that a page runs."""
+    code = "".join(code for path in PAGES for code, _ in PYTHON.findall(path.read_text()))
+    assert re.search(rf"\b(?:pn\.|penalties\.|import .*){name}\b", code) or name in RETURNED
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -128,7 +182,7 @@ def test_site_builds_without_warnings(tmp_path: Path):
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     api = (tmp_path / "api" / "index.html").read_text()
-    for name in NAMES:
+    for name in NAMES + MEMBERS:
         assert f'id="penalties.{name}"' in api
     assert "<blockquote>" not in api  # a doctest outside a code fence reads as one
 

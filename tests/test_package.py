@@ -1,6 +1,7 @@
 """The package as a whole: what importing it loads, its names, its metadata, its layers."""
 
 import importlib
+import inspect
 import pickle
 import pkgutil
 import subprocess
@@ -16,7 +17,10 @@ import penalties as pn
 from penalties import backends
 
 ROOT = Path(__file__).parent.parent
-OPTIONAL = ("torch", "jax", "scipy", "optax", "pydantic", "click", "rich", "ray")
+OPTIONAL = (
+    *("torch", "jax", "scipy", "optax", "pydantic", "click", "rich", "ray"),
+    *("wandb", "mlflow", "tensorboardX", "opentelemetry", "safetensors"),
+)
 
 
 def fresh(code: str) -> str:
@@ -74,10 +78,13 @@ def test_every_public_name_is_there() -> None:
         _ = pn.l3
 
 
-def test_functions_pickle_by_name() -> None:
-    for name in pn.__all__:
-        thing = getattr(pn, name)
-        assert pickle.loads(pickle.dumps(thing)) == thing
+def test_functions_and_classes_pickle_by_name() -> None:
+    modules = [name for name in pn.__all__ if inspect.ismodule(getattr(pn, name))]
+    assert modules == ["gradients", "schedules", "telemetry", "testing"]
+    places = [pn, *(getattr(pn, name) for name in modules)]
+    for thing in (getattr(place, name) for place in places for name in place.__all__ if name not in modules):
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert pickle.loads(pickle.dumps(thing)) is thing
 
 
 def test_backends_have_the_same_operations() -> None:

@@ -562,7 +562,7 @@ def test_state_is_taken_returned_and_saved(library: Any) -> None:
 @pytest.mark.parametrize(
     ("term", "said"),
     [
-        (remembers_an_object, "holds a set; expected arrays, numbers, strings"),
+        (remembers_an_object, "holds a set; to be saved, state is arrays, numbers"),
         (forgets, "it takes state and returns none"),
         (changes_its_state, "the same state gives two values"),
         (trusts_a_tuple_type, "saved and loaded it gives"),

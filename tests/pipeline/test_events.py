@@ -82,6 +82,26 @@ def test_a_failing_term(library: Any, heard: list[Any]) -> None:
     assert (whole["term"], whole["error"]) == ("bad", term["error"])
 
 
+def test_a_term_that_runs_elsewhere(heard: list[Any]) -> None:
+    with pytest.raises(pn.TermError):
+        pn.Pipeline([pn.Term(pn.l1, runs="thread")])(np.ones(1))
+    assert heard[-1][0] == "pipeline.exception"
+    assert heard[-1][2]["term"] == "l1"
+
+
+def test_a_resting_term_with_an_array_as_step_reports_zero(heard: list[Any]) -> None:
+    if TORCH not in LIBRARIES:
+        pytest.skip("needs PyTorch")
+    import torch
+
+    pipeline = pn.Pipeline([pn.Term(pn.l1, every=2, inputs="x"), pn.Term(pn.l2, every=2, inputs="y")])
+    x = TORCH.array([1.0, 1.0])
+    out = pipeline.value_and_grad(x=x, y=x, step=torch.tensor(1), wrt=("x", "y")).metrics()
+    assert {key: number for key, number in out.items() if number} == {}
+    stopped = [measured for event, measured, _ in heard if event == "term.stop"]
+    assert [float(measured["value"].detach()) for measured in stopped] == [0.0, 0.0]
+
+
 def test_a_skipped_term(library: Any, heard: list[Any]) -> None:
     pn.Pipeline([pn.Term(lambda x: 1 / 0, name="bad", on_error="skip"), "l1"])(library.array([1.0]))
     names = [event for event, _, _ in heard]
@@ -111,6 +131,8 @@ def test_nothing_inside_a_compiler(heard: list[Any]) -> None:
 
         jax.jit(PIPELINE.total)(JAX.array([1.0]))
         jax.jit(lambda x: PIPELINE.value_and_grad(x).total)(JAX.array([1.0]))
+        closed_over = JAX.array([1.0])
+        jax.jit(lambda w: PIPELINE(closed_over, weights={"l1": w}).total)(2.0)
     assert heard == []
 
 

@@ -82,7 +82,7 @@ class TestCalls:
             ({"heads": {"value": 1}}, 'the input "heads.policy" has no part "policy"; heads holds "value"'),
             ({"heads": {}}, "heads holds nothing"),
             ({"heads": [1]}, "heads holds a list"),
-            ({"heads": object()}, "heads holds a object"),
+            ({"heads": object()}, "heads holds an object"),
         ],
     )
     def test_missing_input(self, inputs: dict[str, Any], message: str) -> None:

@@ -85,7 +85,11 @@ class TestWrapping:
 
     def test_repr_and_equality(self) -> None:
         term = pn.EMA(pn.Term(pn.l1), decay=0.5)
-        assert repr(term) == "Term(ema(l1, decay=0.5), weight=1.0, inputs={'*0': 'x'})"
+        assert repr(term) == "Term(EMA(l1, decay=0.5), weight=1.0)"
+        renamed = pn.Normalized(pn.EMA(pn.Term(pn.l1, 0.5, "size", "h"), decay=0.5), decay=0.25)
+        assert repr(renamed) == "Term(Normalized(EMA(size, decay=0.5), decay=0.25), weight=0.5, inputs={'*0': 'h'})"
+        table = repr(pn.Pipeline([pn.EMA(pn.Term(pn.l1, every=2, options={"reduction": "mean"}))]))
+        assert table.splitlines()[-1].split("  ")[-1].strip() == "reduction=mean, EMA 0.9, every 2"
         assert term == pn.EMA(pn.Term(pn.l1), decay=0.5)
         assert term != pn.EMA(pn.Term(pn.l1), decay=0.6)
         assert term != pn.Normalized(pn.Term(pn.l1), decay=0.5)
@@ -165,7 +169,7 @@ class TestOnDisk:
 
     def test_nothing_is_left_of_a_write_that_fails(self, tmp_path: Path) -> None:
         pn.save_state({"a": 1}, tmp_path / "state")
-        with pytest.raises(pn.TermError, match=r"state\.b: holds a object; to be saved"):
+        with pytest.raises(pn.TermError, match=r"state\.b: holds an object; to be saved"):
             pn.save_state({"b": object()}, tmp_path / "state")
         with pytest.raises(pn.TermError, match=r"state\.b: has the key 3; to be saved, keys are strings"):
             pn.save_state({"b": {3: 1}}, tmp_path / "state")

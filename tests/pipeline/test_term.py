@@ -225,9 +225,37 @@ class TestArguments:
 
         assert total(pn.Term(open_ended, options={"factor": 2.0}), np.array([1.5])) == 3.0
 
-    def test_a_value_out_of_range_names_the_term(self) -> None:
-        with pytest.raises(pn.TermError, match="shrink: raised OptionError: smooth_l1: delta=-1"):
-            total(pn.Term(pn.smooth_l1, name="shrink", options={"delta": -1}), np.ones(2))
+    @pytest.mark.parametrize(
+        ("fn", "options", "message"),
+        [
+            ("l1", {"reduction": "avg"}, 'shrink: reduction="avg"; expected "sum", "mean" or "none"'),
+            ("smooth_l1", {"delta": -1}, "shrink: delta=-1; expected a finite number above 0"),
+            ("kl_divergence", {"direction": "up"}, "shrink: direction="),
+            ("entropy", {"temperature": 0.0}, "shrink: temperature=0.0"),
+            ("orthogonality", {"mode": "firm"}, "shrink: mode="),
+        ],
+    )
+    def test_a_value_that_an_option_cannot_take_is_refused_at_once(self, fn: str, options: Any, message: str) -> None:
+        with pytest.raises(pn.OptionError, match=message):
+            pn.Term(fn, name="shrink", options=options)
+
+    @pytest.mark.parametrize(
+        ("fn", "options"),
+        [
+            ("orthogonality", {"sample_size": 256, "seed": np.random.default_rng(0)}),
+            ("orthogonality", {"sample_size": 256, "seed": 3}),
+            ("kl_divergence", {"mask": np.ones(7), "floor": -20.0, "symmetric": True}),
+            ("l2", {"center": "mean", "clip": 1.0}),
+            ("output_magnitude", {"target": 2.0}),
+            ("interpolated_gradient_penalty", {"fn": abs, "target_norm": 0.0}),
+        ],
+    )
+    def test_right_options_are_taken(self, fn: str, options: Any) -> None:
+        assert dict(pn.Term(fn, options=options).options) == options
+
+    def test_a_value_that_only_the_call_can_judge_names_the_term(self) -> None:
+        with pytest.raises(pn.TermError, match="clash: raised ShapeError"):
+            total(pn.Term(pn.consistency, name="clash"), a=np.ones(2), b=np.ones(3))
 
 
 class TestRegularizers:

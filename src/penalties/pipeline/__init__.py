@@ -3,7 +3,7 @@
 from . import gradients, schedules
 from .evaluate import evaluate
 from .evaluation import Evaluation
-from .explain import Explanation, Finding, Monitor, Share, explain
+from .explanation import Explanation, Finding, Monitor, Share, explain
 from .output import LossOutput, TermOutput
 from .pipeline import Pipeline
 from .state import EMA, Normalized, load_state, save_state

@@ -123,7 +123,7 @@ def combined(
         return LossOutput(total, outputs, base_output, regularizers, state=state)
     leaves, norm = gradients.total(total)
     structured = gradients.targets.structured(leaves)
-    names = (*([] if base_output is None else [BASE]), *outputs)
+    names = [*([] if base_output is None else [BASE]), *[row[0] for row in rows]]
     return LossOutput(
         total,
         outputs,

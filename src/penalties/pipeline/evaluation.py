@@ -9,7 +9,7 @@ import numpy as np
 from ..backends import Backend, owner
 from ..errors import TermError
 from .inputs import arrays_in, paired
-from .kinds import is_mapping, is_number, is_row
+from .kinds import described, is_mapping, is_number, is_row
 from .output import NOTHING
 from .term import Term
 
@@ -55,11 +55,11 @@ def completed(term: Term, arguments: list[Any], keywords: dict[str, Any], result
     if is_row(result) and len(result) == 2:
         value, metrics = result
         if not is_mapping(metrics):
-            raise TermError(term.name, f"returned a pair with {_described(metrics)}; expected (value, dict of metrics)")
+            raise TermError(term.name, f"returned a pair with {described(metrics)}; expected (value, dict of metrics)")
     elif isinstance(result, Evaluation):
         value, gradient, metrics, state = result.value, result.gradient, result.metrics, result.state
     elif term.takes_state:
-        raise TermError(term.name, f"takes state and returned {_described(result)}; expected Evaluation(…, state=new)")
+        raise TermError(term.name, f"takes state and returned {described(result)}; expected Evaluation(…, state=new)")
 
     ops = owner(value)
     if ops is None or ops is not library or not ops.settled(value, like):
@@ -85,7 +85,7 @@ def _checked(term: Term, arguments: Sequence[Any], value: Any, *, brought: bool)
     foreign = bool(libraries) and ops not in libraries
     if ops is None or (foreign and is_number(value)):
         if not is_number(value):
-            raise TermError(term.name, f"returned {_described(value)}; expected a scalar (0-d) array")
+            raise TermError(term.name, f"returned {described(value)}; expected a scalar (0-d) array")
         if term.differentiable and not brought:
             raise TermError(
                 term.name,
@@ -121,13 +121,6 @@ def _checked(term: Term, arguments: Sequence[Any], value: Any, *, brought: bool)
     return value, ops
 
 
-def _described(value: Any) -> str:
-    if value is None:
-        return "None"
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-
-
 def _metric(term: Term, key: object, metric: Any) -> Any:
     if not isinstance(key, str) or not key:
         raise TermError(term.name, f"returned a metric named {key!r}; expected a string that is not empty")
@@ -138,7 +131,7 @@ def _metric(term: Term, key: object, metric: Any) -> Any:
         return ops.stop_gradient(metric)
     if not isinstance(metric, int | float | bool):
         raise TermError(
-            term.name, f"returned the metric {key} as {_described(metric)}; expected a number or a 0-d array"
+            term.name, f"returned the metric {key} as {described(metric)}; expected a number or a 0-d array"
         )
     return metric
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ..backends import owner
 from ..errors import BackendError, GradientError, OptionError
@@ -66,8 +66,9 @@ def track(
     (2.8284, True)
     """
     if (at is None) == (wrt is None):
-        raise OptionError("track", "at", at, "either at= a shared tensor, or wrt= parameters")
-    given: Literal["at", "wrt"] = "at" if wrt is None else "wrt"
+        given = "neither" if at is None else "both"
+        raise OptionError("track", "at, wrt", given, "either at= a shared tensor, or wrt= parameters")
+    given = "at" if wrt is None else "wrt"
     if owner(out.total) is None or not hasattr(out.total, "backward"):
         raise BackendError(
             "track: needs the graph of PyTorch; in JAX take the representation as an input, "

@@ -6,10 +6,10 @@ from typing import Any
 
 from ..backends import Backend, owner
 from ..errors import InputError
-from .kinds import is_mapping, is_row
+from .kinds import compiling, described, is_mapping, is_row
 from .output import known_to_jax
 
-__all__ = ["arrays_in", "compiling", "lookup", "paired", "prepared", "reads", "surroundings"]
+__all__ = ["arrays_in", "lookup", "paired", "prepared", "reads", "surroundings"]
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _step(term: str, name: str, reached: str, nest: Any, part: str) -> Any:
     else:
         if hasattr(nest, part):
             return getattr(nest, part)
-        inside = f"a {type(nest).__name__}"
+        inside = described(nest)
     raise InputError(f'{term}: the input "{name}" has no part "{part}"; {reached} holds {inside}')
 
 
@@ -83,12 +83,6 @@ def _pytree(nest: Any) -> list[Any]:
         return []
     leaves, structure = jax.tree_util.tree_flatten(nest)
     return [] if jax.tree_util.treedef_is_leaf(structure) else leaves
-
-
-def compiling() -> bool:
-    """Whether torch.compile is looking."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
 
 
 def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
@@ -131,5 +125,5 @@ def paired(nest: Any, other: Any) -> list[Any]:
         return [leaf for part, there in zip(nest, other, strict=True) for leaf in paired(part, there)]
     leaves, others = _pytree(nest), _pytree(other)
     if len(leaves) != len(others):
-        raise ValueError(f"expected a {type(nest).__name__}")
+        raise ValueError(f"expected {described(nest)}")
     return [leaf for leaf, mine in zip(others, leaves, strict=True) if owner(mine) is not None]

@@ -312,6 +312,9 @@ class Pipeline:
         if step is not None and owner(step) is None and (not is_whole(step) or step < 0):
             raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array")
         quiet, ops, like = surroundings(inputs)
+        if events.handlers and ops is not None and ops.LIBRARY == "JAX" and not quiet:
+            # Inside jax.jit even a constant is traced, where all inputs come from outside.
+            quiet = ops.tracing(ops.zero(like))
         call = _Call(self, step, asked) if asked is not None or (events.handlers and not quiet) else None
         if call is not None:
             call.start(quiet)
@@ -328,6 +331,8 @@ class Pipeline:
                     if not term.enabled or (term.every > 1 and (due := _due(term, step)) is False):
                         continue
                     if term.runs != "inline" or term.asynchronous:
+                        if call is not None:
+                            call.running = term
                         raise TermError(term.name, _elsewhere(term))
                 weight = term.weight
                 if overrides is not None and term is not base:
@@ -342,15 +347,13 @@ class Pipeline:
                     duration = None if quiet else time.perf_counter() - start
                     row = (term.name, value, weight, None, None, NOTHING, metrics, duration, None)
                 else:
-                    row, new = _guarded(term, weight, inputs, step, before, None, quiet)
-                if due is not True:
-                    row, new = _masked(due, row, new, before)
+                    row, new = _guarded(term, weight, inputs, step, before, None, quiet, due)
                 ran.append(term)
                 rows.append(row)
                 if new is not None:
                     new_state[term.name] = new
             gradients = None if call is None else call.gradients
-            output = combined(ran, rows, base, ops, like, gradients, new_state, single=bool(positional))
+            output = combined(ran, rows, base, ops, like, gradients, new_state, single=len(positional) > 0)
         except BaseException as error:
             if call is not None:
                 call.failed(error)
@@ -397,7 +400,7 @@ class _Call:
     def start(self, quiet: bool) -> None:
         self.quiet = quiet
         # Who attaches in the middle of a call hears of the next one.
-        self.heard = bool(events.handlers) and not quiet
+        self.heard = len(events.handlers) > 0 and not quiet
         if not self.heard:
             return
         self.began = time.perf_counter()
@@ -478,7 +481,7 @@ def _guarded(
     state: Any,
     gradients: Gradients | None,
     quiet: bool,
-    due: Any = True,
+    due: Any,
 ) -> tuple[Row, Any]:
     """A term's row and its new state, with an error in place of a value where the term fails and may be skipped."""
     start = 0.0 if quiet else time.perf_counter()
@@ -496,6 +499,13 @@ def _guarded(
         if term.on_error == "raise":
             raise
         return (term.name, None, weight, None, None, NOTHING, NOTHING, None, error), None
+    if due is not True:
+        ops = owner(due)
+        assert ops is not None, "a plain step was decided before"
+        value = ops.where(due, value, 0.0)
+        grad_norm = None if grad_norm is None else ops.where(due, grad_norm, 0.0)
+        grad_norms = {name: ops.where(due, norm, 0.0) for name, norm in grad_norms.items()}
+        new = new if new is None or state is None else _chosen(ops, due, new, state)
     duration = None if quiet else time.perf_counter() - start
     return (term.name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, None), new
 
@@ -547,17 +557,6 @@ def _due(term: Term, step: Any) -> Any:
     return due
 
 
-def _masked(due: Any, row: Row, new: Any, before: Any) -> tuple[Row, Any]:
-    """A row that counts where `due` says so; elsewhere it is 0, and its state stays."""
-    ops = owner(due)
-    assert ops is not None, "a plain step was decided before"
-    name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, error = row
-    value = None if value is None else ops.where(due, value, 0.0)
-    if new is not None and before is not None:
-        new = _chosen(ops, due, new, before)
-    return (name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, error), new
-
-
 def _chosen(ops: Backend, due: Any, new: Any, before: Any) -> Any:
     """The new state where due, array by array."""
     if is_mapping(new):
@@ -575,7 +574,10 @@ def _elsewhere(term: Term) -> str:
 
 
 def _remarks(term: Term) -> list[str]:
-    remarks = [f"{key}={value}" for key, value in term.options.items() if isinstance(value, str | int | float)]
+    if isinstance(term.fn, Wrapper):
+        remarks = [*_remarks(term.fn.term), f"{term.fn.title} {term.fn.decay:g}"]
+    else:
+        remarks = [f"{key}={value}" for key, value in term.options.items() if isinstance(value, str | int | float)]
     if not term.enabled:
         remarks.append("disabled")
     if not term.differentiable:

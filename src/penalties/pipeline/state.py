@@ -16,7 +16,7 @@ from ..errors import InputError, MissingLibraryError, OptionError, TermError
 from ..functional.options import check_number
 from .evaluate import compute
 from .evaluation import Evaluation
-from .kinds import is_mapping, is_row
+from .kinds import described, is_mapping, is_row
 from .term import Term
 
 __all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper", "load_state", "save_state"]
@@ -26,17 +26,25 @@ class Wrapper(ABC):
     """A term around another: what it is called with is what the inner one is called with."""
 
     kind: str
+    """The word for it in a configuration."""
+    title: str
+    """The name that users call it by."""
 
     def __init__(self, term: Term, decay: float) -> None:
         """Keep the inner term, and how slowly the state moves."""
         expected = "a number from 0 to 1, without 1"
         self.term: Term = term
-        self.decay: float = check_number(self.kind, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
+        self.decay: float = check_number(self.title, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
 
     @property
     def label(self) -> str:
         """How a term shows what it is."""
-        return f"{self.kind}({self.term.name}, decay={self.decay:g})"
+        inner = getattr(self.term.fn, "label", None) or self.term.name
+        return f"{self.title}({inner}, decay={self.decay:g})"
+
+    def unchanged(self) -> dict[str, str]:
+        """The inputs of a term around one that was not renamed."""
+        return {f"*{index}": parameter for index, parameter in enumerate(self.term.inputs)}
 
     def __call__(self, *inputs: Any, state: Any = None, step: Any = None) -> Evaluation:
         """The inner term's evaluation, changed by the state that came before."""
@@ -64,6 +72,7 @@ class Wrapper(ABC):
 
 class _Average(Wrapper):
     kind = "ema"
+    title = "EMA"
 
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
         smooth = value if before is None else self.decay * before + (1.0 - self.decay) * value
@@ -72,6 +81,7 @@ class _Average(Wrapper):
 
 class _Scaled(Wrapper):
     kind = "normalized"
+    title = "Normalized"
 
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
         size = ops.stop_gradient(ops.abs(value))
@@ -113,9 +123,9 @@ def Normalized(term: Term, decay: float = 0.99) -> Term:
 def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
     """The term of the same name that stands around this one."""
     if not isinstance(cast("object", term), Term):
-        raise OptionError(kind.kind, "term", term, "a Term")
+        raise OptionError(kind.title, "term", term, "a Term")
     if term.asynchronous:
-        raise OptionError(kind.kind, "term", term, "a term that is not asynchronous: its value is needed at once")
+        raise OptionError(kind.title, "term", term, "a term that is not asynchronous: its value is needed at once")
     # What the outer term says about when and where counts; the inner one is the function and what it reads.
     inner = {key: value for key, value in term.arguments().items() if key in _INNER}
     around = kind(Term(**inner), decay)
@@ -175,7 +185,17 @@ def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 def load_state(
     path: str | os.PathLike[str], library: Literal["numpy", "torch", "jax"] = "numpy", device: Any = None
 ) -> dict[str, Any]:
-    """The state that `save_state` wrote, with arrays of the library that the pipeline is called with."""
+    """The state that `save_state` wrote, with arrays of the library that the pipeline is called with.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> import penalties as pn
+    >>> path = Path(tempfile.mkdtemp(), "state.safetensors")
+    >>> pn.save_state({"mean": {"before": torch.tensor(3.0)}}, path)
+    >>> pn.load_state(path, "torch")
+    {'mean': {'before': tensor(3.)}}
+    """
     if library not in ("numpy", "torch", "jax"):
         raise OptionError("load_state", "library", library, '"numpy", "torch" or "jax"')
     numpy_file = _safetensors()
@@ -217,8 +237,9 @@ def _packed(place: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> 
     if is_row(value):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_packed(f"{place}[{i}]", part, arrays) for i, part in enumerate(value)]}
-    kind = type(value).__name__
-    raise TermError(place, f"holds a {kind}; to be saved, state is arrays, numbers, strings, lists, tuples and dicts")
+    raise TermError(
+        place, f"holds {described(value)}; to be saved, state is arrays, numbers, strings, lists, tuples and dicts"
+    )
 
 
 def _dtype(value: Any) -> Any:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
+import numpy as np
+
 from ..backends import owner
-from ..errors import OptionError
+from ..errors import OptionError, PenaltiesError
 from ..functional.options import check_choice, check_count, check_flag, check_number, unknown_option
-from .catalogue import BUILT_IN, DRAWING, SEPARABLE, find
-from .kinds import is_mapping, is_row
+from .catalogue import BUILT_IN, DRAWING, SEPARABLE, TRIABLE, find
+from .kinds import compiling, is_mapping, is_row
 
 __all__ = ["ARGUMENTS", "CALL_ARGUMENTS", "Inputs", "Place", "Regularizer", "Term", "Weight", "check_weight", "same"]
 
@@ -163,6 +165,7 @@ class Term:
             check_count(self.name, "chunk", chunk, 1)
         put("chunk", chunk if chunk is None else int(chunk))
         self._bind(inputs)
+        self._check_values()
         if chunk is not None:
             self._check_separable()
 
@@ -230,9 +233,24 @@ class Term:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         allowed = [p.name for p in parameters.values() if p.name not in ("state", "step")]
+        with_default = [name for name in allowed if parameters[name].default is not inspect.Parameter.empty]
         for option, value in self.options.items():
             if option not in allowed:
-                raise unknown_option(self.name, option, value, allowed)
+                raise unknown_option(self.name, option, value, with_default)
+
+    def _check_values(self) -> None:
+        """Refuse at once a value that the option of a penalty cannot take, by trying it on a few zeros."""
+        if self.fn not in TRIABLE or compiling():
+            return
+        plain = {option: value for option, value in self.options.items() if isinstance(value, str | int | float)}
+        zeros = [np.zeros((2, 2)) for _ in self.inputs]
+        try:
+            self.call(*zeros[: len(self.positional)], **plain)
+        except OptionError as error:
+            raise OptionError(self.name, error.option, error.value, error.expected) from None
+        except PenaltiesError:
+            # About the zeros, not about the options.
+            pass
 
     def _check_separable(self) -> None:
         if (self.fn in BUILT_IN.values() and self.fn not in SEPARABLE) or self.options.get("center") == "mean":
@@ -276,6 +294,8 @@ class Term:
         if shown[0] != self.name and not hasattr(self.fn, "label"):
             shown.append(f"name={self.name!r}")
         plain = {parameter: parameter for parameter in self.inputs}
+        if hasattr(self.fn, "label"):
+            plain = self.fn.unchanged()
         for argument, default in ARGUMENTS.items():
             value = getattr(self, argument)
             if argument in ("fn", "name") or (argument == "inputs" and value == plain):
@@ -426,6 +446,7 @@ def _bound(term: str, inputs: Inputs, required: Sequence[str], known: Sequence[s
             **{f"*{i}": n for i, n in enumerate(names[len(required) :])},
         }
     if len(names) != len(required):
-        wanted = f"{len(required)} names in order, for {', '.join(required)}" if required else "none: it has no inputs"
+        count = f"{len(required)} names in order" if len(required) > 1 else "1 name"
+        wanted = f"{count}, for {', '.join(required)}" if required else "none: it has no inputs"
         raise OptionError(term, "inputs", names[0] if len(names) == 1 else names, wanted)
     return dict(zip(required, names, strict=True))
