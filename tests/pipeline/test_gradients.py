@@ -436,6 +436,20 @@ class TestTorch:
         for step in range(300):
             assert pipeline(a=x, b=x, weights={"l1": step / 4}).metrics()["total"] == 10.0 + 3 * step / 4
 
+    @pytest.mark.parametrize("size", [2**14, 2**14 + 1, 10**6 + 3])
+    def test_norms_of_many_elements_keep_their_digits(self, size: int) -> None:
+        x = torch.randn(size, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0))
+        out = pn.Pipeline([pn.Term(pn.l1, 1e-3), pn.Term(pn.l2, 0.5)]).value_and_grad(x, wrt="input").read()
+        assert out["l1"].grad_norm == pytest.approx(math.sqrt(size), rel=2e-6)
+        assert out["l2"].grad_norm == pytest.approx(2 * float(x.double().norm()), rel=2e-6)
+
+    @pytest.mark.parametrize("weight", [0.0, 1e-30, 1e30, 3, 1e-6])
+    def test_norms_do_not_depend_on_the_weight(self, weight: float) -> None:
+        x = torch.tensor([3.0, 4.0], device=DEVICE)
+        out = pn.Pipeline([pn.Term(pn.l2, weight), pn.Term(pn.l1, 0.5)]).value_and_grad(x, wrt="input").read()
+        assert out["l2"].grad_norm == pytest.approx(10.0)
+        assert out["l1"].grad_norm == pytest.approx(math.sqrt(2))
+
     def test_large_gradients_are_compared_pair_by_pair(self) -> None:
         x = torch.randn(2**17, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0))
         out = pn.Pipeline(["l1", "l2"]).value_and_grad(x, wrt="input", cosines=True)

@@ -325,7 +325,7 @@ def read(arrays: Sequence["Array"]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"]
+    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"], scale: float
 ) -> tuple["Array", list["Array"], list[Any]]:
     reached: list[bool] = []
 
@@ -333,7 +333,11 @@ def value_and_gradients(
         value, arrays = fn(xs)
         return _watch()(value, _Watch(reached)), arrays
 
-    (value, arrays), gradients = _jax().value_and_grad(watched, has_aux=True)(list(leaves))
+    jax = _jax()
+    value, pull_back, arrays = jax.vjp(watched, list(leaves), has_aux=True)
+    (gradients,) = pull_back(jax.numpy.full_like(value, scale))
+    # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
+    gradients = jax.lax.optimization_barrier(gradients)
     return value, arrays, gradients if reached else [None] * len(leaves)
 
 
@@ -360,7 +364,7 @@ def _watch() -> Any:
     return watch
 
 
-def accumulate(total: Any, gradient: "Array", weight: Any) -> "Array":
+def accumulate(total: Any, gradient: "Array", weight: Any, *, owned: bool) -> "Array":
     scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
     return scaled if total is None else total + scaled
 

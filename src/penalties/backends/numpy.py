@@ -286,7 +286,7 @@ def read(arrays: Sequence[NDArray]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray]
+    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray], scale: float
 ) -> tuple[NDArray, list[NDArray], list[NDArray | None]]:
     raise GradientError(
         "NumPy has no automatic differentiation: pass torch or JAX arrays, or return "
@@ -294,7 +294,7 @@ def value_and_gradients(
     )
 
 
-def accumulate(total: NDArray | None, gradient: NDArray, weight: Any) -> NDArray:
+def accumulate(total: NDArray | None, gradient: NDArray, weight: Any, *, owned: bool) -> NDArray:
     return gradient * weight if total is None else total + gradient * weight
 
 

@@ -206,13 +206,16 @@ class Backend(Protocol):
         ...
 
     def value_and_gradients(
-        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], /
+        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], scale: float, /
     ) -> tuple[Any, list[Any], list[Any]]:
-        """`fn(leaves)`, a scalar and further arrays, and the scalar's gradient at each leaf; None without a path."""
+        """`fn(leaves)`, a scalar and further arrays, and `scale` times the scalar's gradient at each leaf.
+
+        None for a leaf that the scalar does not depend on, as far as the library can tell.
+        """
         ...
 
-    def accumulate(self, total: Any, gradient: Any, weight: Any, /) -> Any:
-        """`total + weight·gradient`, which may overwrite `total`; None counts as 0."""
+    def accumulate(self, total: Any, gradient: Any, weight: Any, /, *, owned: bool) -> Any:
+        """`total + weight·gradient`, which may overwrite a `total` that is `owned`; None counts as 0."""
         ...
 
     def norm(self, gradients: Sequence[Any], /) -> Any:

@@ -79,6 +79,10 @@ _PACK_BELOW: Final = 8192
 _PACK_AT_MOST: Final = 2**18
 _PACK_BELOW_ON_ACCELERATOR: Final = 2**20
 
+# Norms of more elements than this are taken by rows.
+_LONG: Final = 2**14
+_ROW: Final = 1024
+
 # One product of stacked vectors up to here, a dot product for each pair beyond.
 _GRAM_BELOW: Final = 2**16
 
@@ -375,7 +379,7 @@ def weighted_sum(values: Sequence["Tensor"], weights: Sequence[Any]) -> "Tensor"
     import torch
 
     first = values[0]
-    if type(first) is torch.Tensor and not torch.compiler.is_compiling():
+    if len(values) > 1 and type(first) is torch.Tensor and not torch.compiler.is_compiling():
         vector = _vector(tuple(weights), first)
         if vector is not None:
             # One dot product: two nodes of the graph, where products and sums are two for each term.
@@ -430,7 +434,7 @@ def read(arrays: Sequence["Tensor"]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"]
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], scale: float
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
@@ -438,23 +442,26 @@ def value_and_gradients(
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
         pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
-        return value, arrays, [gradient.detach() for gradient in pull_back(torch.ones_like(value))]
+        return value, arrays, [gradient.detach() for gradient in pull_back(torch.full_like(value, scale))]
     with torch.inference_mode(False), torch.enable_grad():
         value, arrays = fn(leaves)
         if not value.requires_grad:
             return value, arrays, [None] * len(leaves)
+        upstream = None if scale == 1.0 else torch.full_like(value, scale)
         # The graph stays: the total is the caller's to differentiate too.
-        return value, arrays, list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
+        return value, arrays, list(torch.autograd.grad(value, leaves, upstream, retain_graph=True, allow_unused=True))
 
 
-def accumulate(total: Any, gradient: "Tensor", weight: Any) -> "Tensor":
+def accumulate(total: Any, gradient: "Tensor", weight: Any, *, owned: bool) -> "Tensor":
     import torch
 
     if isinstance(weight, torch.Tensor):
         weight = weight.detach().to(gradient)
-        return gradient * weight if total is None else total.addcmul_(gradient, weight)
-    # The first out of place: a gradient may be one number expanded, or share its memory with another.
-    return gradient * weight if total is None else total.add_(gradient, alpha=weight)
+        return gradient * weight if total is None else total + gradient * weight
+    if total is None:
+        return gradient if weight == 1.0 else gradient * weight
+    # A gradient that autograd gave may be one number expanded, or share its memory with another: never written to.
+    return total.add_(gradient, alpha=weight) if owned else torch.add(total, gradient, alpha=weight)
 
 
 def norm(gradients: Sequence["Tensor"]) -> "Tensor":
@@ -467,8 +474,16 @@ def norm(gradients: Sequence["Tensor"]) -> "Tensor":
 def _length(x: "Tensor") -> "Tensor":
     import torch
 
-    linalg: Any = torch.linalg  # untyped in torch
-    return linalg.vector_norm(x, dtype=torch.float32 if x.element_size() < 4 else None)
+    vector_norm: Any = torch.linalg.vector_norm  # untyped in torch
+    dtype = torch.float32 if x.element_size() < 4 else None
+    if not x.is_cpu or x.numel() <= _LONG:
+        return vector_norm(x, dtype=dtype)
+    # The CPU adds squares one after another, and of a million in float32 loses the fourth digit. By rows it keeps six,
+    # in the same time.
+    flat = x.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    return vector_norm(torch.cat([rows, flat[whole:].to(rows.dtype)]))
 
 
 def gram(rows: Sequence[Sequence[Any]]) -> "Tensor":

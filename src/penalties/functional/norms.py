@@ -158,7 +158,10 @@ def _mixed(ops: Backend, array: Any, reduction: str, ratio: float) -> Any:
     if ratio == 0.0:
         return _square(ops, array, reduction)
     # Reduced apart: fewer passes over the elements than one mixed expression.
-    return ratio * _abs(ops, array, reduction) + (1 - ratio) * _square(ops, array, reduction)
+    parts = [_abs(ops, array, reduction), _square(ops, array, reduction)]
+    if reduction == "none":
+        return ratio * parts[0] + (1 - ratio) * parts[1]
+    return ops.weighted_sum(parts, [ratio, 1 - ratio])
 
 
 def _smooth(ops: Backend, array: Any, reduction: str, delta: float) -> Any:

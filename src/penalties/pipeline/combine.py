@@ -11,34 +11,62 @@ from .output import BASE, LossOutput, Row, TermOutput, Terms
 from .targets import Targets
 from .term import Term, Weight
 
-__all__ = ["Gradients", "combined", "cosines_of"]
+__all__ = ["Gradients", "Sums", "combined", "cosines_of"]
+
+
+class Sums:
+    """A sum of gradients, leaf by leaf, that takes them as they come."""
+
+    __slots__ = ("leaves", "ops", "owned")
+
+    def __init__(self, ops: Backend, count: int) -> None:
+        """Nothing yet, at so many leaves."""
+        self.ops: Backend = ops
+        self.leaves: list[Any] = [None] * count
+        self.owned: list[bool] = [False] * count
+
+    def add(self, gradients: Sequence[Any], weight: Weight) -> None:
+        """Add a gradient times its weight; None is 0."""
+        for place, gradient in enumerate(gradients):
+            if gradient is not None:
+                before = self.leaves[place]
+                self.leaves[place] = self.ops.accumulate(before, gradient, weight, owned=self.owned[place])
+                # The first one may be autograd's own; from the second on the sum is ours.
+                self.owned[place] = before is not None
 
 
 class Gradients:
     """The gradients of the terms of one call, added up as they come: each is freed before the next."""
 
-    __slots__ = ("cosines", "exact", "kept", "sums", "targets")
+    __slots__ = ("cosines", "exact", "kept", "sums", "targets", "wide")
 
     def __init__(self, targets: Targets, cosines: bool) -> None:
         """Nothing yet."""
         self.targets: Targets = targets
         self.cosines: bool = cosines
-        self.sums: list[Any] = [None] * len(targets.leaves)
+        self.sums: Sums = Sums(targets.ops, len(targets.leaves))
         self.kept: dict[str, Sequence[Any]] = {}
         """Those of all terms, where cosines are wanted."""
         self.exact: bool = True
         """Whether the sum is the gradient of the total: not where a weight depends on the inputs."""
+        self.wide: bool = all(leaf.dtype.itemsize >= 4 for leaf in targets.leaves)
+
+    def scale(self, weight: Weight) -> float:
+        """What a term's gradient is to be multiplied by as it is computed, which is free.
+
+        Its weight, if the norm can be told from the product: not 0, nor so small or large that digits are lost.
+        """
+        return weight if type(weight) is float and self.wide and 1e-6 <= weight <= 1e6 else 1.0
 
     def take(self, name: str, leaves: Sequence[Any] | None, weight: Weight) -> tuple[Any, Mapping[str, Any]]:
-        """Add a term's gradient; gives its norm over all inputs, and over each where there are several."""
+        """Add a gradient that has its scale; gives its norm over all inputs, and over each if there are several."""
         ops = self.targets.ops
         if leaves is None:
             return None, {}
         if _depends(weight):
             self.exact = False
-        for place, gradient in enumerate(leaves):
-            if gradient is not None:
-                self.sums[place] = ops.accumulate(self.sums[place], gradient, weight)
+        scale = self.scale(weight)
+        self.sums.add(leaves, 1.0 if scale is weight else weight)
         if self.cosines:
             self.kept[name] = leaves
         present = [gradient for gradient in leaves if gradient is not None]
@@ -48,17 +76,17 @@ class Gradients:
                 belongs = [g for g, whose in zip(leaves, self.targets.names, strict=True) if whose == one]
                 here = [gradient for gradient in belongs if gradient is not None]
                 if here:
-                    norms[one] = ops.norm(here)
-        return ops.norm(present), norms
+                    norms[one] = ops.norm(here) / scale
+        return ops.norm(present) / scale, norms
 
     def total(self, value: Any) -> tuple[list[Any], Any]:
         """The gradient of the total at each leaf, and its norm."""
         ops = self.targets.ops
         if not self.exact:
             # A weight that depends on the inputs has a gradient of its own: only the total itself knows it.
-            _, _, gradients = ops.value_and_gradients(lambda _: (value, []), self.targets.leaves)
+            _, _, gradients = ops.value_and_gradients(lambda _: (value, []), self.targets.leaves, 1.0)
         else:
-            gradients = self.sums
+            gradients = self.sums.leaves
         filled = [
             0 * leaf if gradient is None else gradient
             for leaf, gradient in zip(map(ops.stop_gradient, self.targets.leaves), gradients, strict=True)

@@ -87,9 +87,15 @@ def _folded(seed: int, step: Any) -> Any:
 
 
 def differentiate(
-    term: Term, inputs: Mapping[str, Any], targets: Targets, *, step: Any = None, state: Any = None
+    term: Term,
+    inputs: Mapping[str, Any],
+    targets: Targets,
+    *,
+    step: Any = None,
+    state: Any = None,
+    scale: float = 1.0,
 ) -> tuple[Result, list[Any] | None, str | None]:
-    """The result, its gradient at each leaf of the targets, and, where there is no gradient, why."""
+    """The result, `scale` times its gradient at each leaf of the targets, and, where there is no gradient, why."""
     if not term.differentiable:
         return compute(term, inputs, step, state), None, None
     for name in targets.nests:
@@ -106,7 +112,7 @@ def differentiate(
         return compute(term, inputs, step, state), None, f"it does not read {roots}"
     ops = targets.ops
     if ops.LIBRARY == "NumPy":
-        return _own_gradient(term, inputs, targets, step, state)
+        return _own_gradient(term, inputs, targets, step, state, scale)
     chosen = [targets.leaves[place] for place in places]
     kept: list[Result] = []
 
@@ -117,7 +123,7 @@ def differentiate(
         return value, [array for _, array in arrays_in([metrics, new])]
 
     try:
-        value, arrays, gradients = ops.value_and_gradients(value_of, chosen)
+        value, arrays, gradients = ops.value_and_gradients(value_of, chosen, scale)
     except (TermError, InputError):
         raise
     except Exception as error:
@@ -137,7 +143,7 @@ def differentiate(
 
 
 def _own_gradient(
-    term: Term, inputs: Mapping[str, Any], targets: Targets, step: Any, state: Any
+    term: Term, inputs: Mapping[str, Any], targets: Targets, step: Any, state: Any, scale: float
 ) -> tuple[Result, list[Any] | None, str | None]:
     result = compute(term, inputs, step, state)
     _, gradient, _, _ = result
@@ -146,7 +152,7 @@ def _own_gradient(
             f"{term.name}: NumPy has no automatic differentiation; pass torch or JAX arrays, "
             "or return Evaluation(value, gradient={input: array}) from the term"
         )
-    return result, targets.gathered(gradient), None
+    return result, [None if leaf is None else scale * leaf for leaf in targets.gathered(gradient)], None
 
 
 def _refilled(nest: Any, arrays: Iterator[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from ..backends import owner
 from ..errors import BackendError, GradientError, OptionError
 from ..functional.nests import flatten
-from .combine import cosines_of
+from .combine import Sums, cosines_of
 from .output import LossOutput, TermOutput, Terms
 
 __all__ = ["norm", "track"]
@@ -35,7 +35,7 @@ def norm(fn: Callable[[Any], Any], x: Any) -> float:
             raise GradientError(f"gradients.norm: fn returned {value!r}; expected a scalar (0-d) {ops.LIBRARY} float")
         return value, []
 
-    _, _, gradients = ops.value_and_gradients(value_of, leaves)
+    _, _, gradients = ops.value_and_gradients(value_of, leaves, 1.0)
     present = [gradient for gradient in gradients if gradient is not None]
     return float(ops.read([ops.norm(present)])[0]) if present else 0.0
 
@@ -109,12 +109,10 @@ def track(
             reason = f"its value does not depend on {what} by operations that PyTorch can differentiate"
             tracked.append(dataclasses.replace(row, grad_norm=None, grad_error=reason))
         gathered.append(gradients)
-    summed: list[Any] = [None] * len(points)
+    summed = Sums(ops, len(points))
     for row, gradients in zip(tracked, gathered, strict=True):
-        for place, gradient in enumerate(gradients):
-            if gradient is not None:
-                summed[place] = ops.accumulate(summed[place], gradient, row.weight)
-    present = [gradient for gradient in summed if gradient is not None]
+        summed.add(gradients, row.weight)
+    present = [gradient for gradient in summed.leaves if gradient is not None]
     output = LossOutput(
         total,
         Terms.of(tracked if first is None else tracked[1:]),

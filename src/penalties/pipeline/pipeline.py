@@ -491,9 +491,12 @@ def _guarded(
         if gradients is None:
             value, _, metrics, new = compute(term, inputs, step, state)
         else:
-            result, leaves, grad_error = differentiate(term, inputs, gradients.targets, step=step, state=state)
-            value, _, metrics, new = result
             counted = weight if due is True else gradients.targets.ops.where(due, weight, 0.0)
+            scale = gradients.scale(counted)
+            result, leaves, grad_error = differentiate(
+                term, inputs, gradients.targets, step=step, state=state, scale=scale
+            )
+            value, _, metrics, new = result
             grad_norm, grad_norms = gradients.take(term.name, leaves, counted)
     except TermError as error:
         if term.on_error == "raise":
