@@ -22,11 +22,11 @@ BENCHMARKS = (
     "telemetry",
     "ragged",
     "pipeline",
+    "gradient_norms",
     "packing",
     "norms",
     "divergences",
     "orthogonality",
-    "gradient_norms",
     "representation",
     "term_memory",
 )

@@ -193,8 +193,8 @@ class Backend(Protocol):
         """Whether a gradient with respect to `x` can be taken if it is asked for, or is wanted unasked."""
         ...
 
-    def leaf(self, x: Any, /) -> Any:
-        """`x` as something a gradient can be taken at: itself where that is so already."""
+    def loose(self, value: Any, /) -> bool:
+        """Whether a value of `value_and_gradients` hangs on its inputs no more: its gradient is all there is."""
         ...
 
     def weighted_sum(self, values: Sequence[Any], weights: Sequence[Any], /) -> Any:

@@ -1,7 +1,6 @@
 """Composition: terms, pipelines, their outputs and gradients, schedules, state."""
 
 from . import gradients, schedules
-from .evaluate import evaluate
 from .evaluation import Evaluation
 from .explanation import Explanation, Finding, Monitor, Share, explain
 from .output import LossOutput, TermOutput
@@ -22,7 +21,6 @@ __all__ = [
     "Share",
     "Term",
     "TermOutput",
-    "evaluate",
     "explain",
     "gradients",
     "load_state",

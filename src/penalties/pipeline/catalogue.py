@@ -32,7 +32,7 @@ BUILT_IN: Final[dict[str, Callable[..., Any]]] = {
 }
 """The penalties that a term may name, each a function from arrays to a scalar."""
 
-SEPARABLE: Final = frozenset(
+SEPARABLE: Final = tuple(
     BUILT_IN[name]
     for name in (
         "l1",
@@ -49,7 +49,7 @@ SEPARABLE: Final = frozenset(
 )
 """Those that are a sum or mean over rows, so that they can be computed some rows at a time."""
 
-TRIABLE: Final = SEPARABLE | {BUILT_IN["orthogonality"], BUILT_IN["output_magnitude"]}
+TRIABLE: Final = (*SEPARABLE, BUILT_IN["orthogonality"], BUILT_IN["output_magnitude"])
 """Those that can be tried on a few numbers, to see whether their options are right."""
 
 DRAWING: Final = (BUILT_IN["orthogonality"], BUILT_IN["interpolated_gradient_penalty"])

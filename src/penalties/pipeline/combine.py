@@ -38,13 +38,16 @@ class Sums:
 class Gradients:
     """The gradients of the terms of one call, added up as they come: each is freed before the next."""
 
-    __slots__ = ("cosines", "exact", "kept", "sums", "targets", "wide")
+    __slots__ = ("bound", "cosines", "exact", "kept", "loose", "targets", "wide")
 
     def __init__(self, targets: Targets, cosines: bool) -> None:
         """Nothing yet."""
         self.targets: Targets = targets
         self.cosines: bool = cosines
-        self.sums: Sums = Sums(targets.ops, len(targets.leaves))
+        self.loose: Sums = Sums(targets.ops, len(targets.leaves))
+        """Of the terms whose values hang on nothing any more."""
+        self.bound: Sums = Sums(targets.ops, len(targets.leaves))
+        """Of those whose values are still on the caller's graph."""
         self.kept: dict[str, Sequence[Any]] = {}
         """Those of all terms, where cosines are wanted."""
         self.exact: bool = True
@@ -58,7 +61,9 @@ class Gradients:
         """
         return weight if type(weight) is float and self.wide and 1e-6 <= weight <= 1e6 else 1.0
 
-    def take(self, name: str, leaves: Sequence[Any] | None, weight: Weight) -> tuple[Any, Mapping[str, Any]]:
+    def take(
+        self, name: str, value: Any, leaves: Sequence[Any] | None, weight: Weight
+    ) -> tuple[Any, Mapping[str, Any]]:
         """Add a gradient that has its scale; gives its norm over all inputs, and over each if there are several."""
         ops = self.targets.ops
         if leaves is None:
@@ -66,7 +71,8 @@ class Gradients:
         if _depends(weight):
             self.exact = False
         scale = self.scale(weight)
-        self.sums.add(leaves, 1.0 if scale is weight else weight)
+        sums = self.loose if ops.loose(value) else self.bound
+        sums.add(leaves, 1.0 if scale is weight else weight)
         if self.cosines:
             self.kept[name] = leaves
         present = [gradient for gradient in leaves if gradient is not None]
@@ -79,17 +85,27 @@ class Gradients:
                     norms[one] = ops.norm(here) / scale
         return ops.norm(present) / scale, norms
 
+    def stitched(self, total: Any) -> Any:
+        """The total as a function of the inputs: what the loose terms add to its gradient is known."""
+        pairs = [pair for pair in zip(self.targets.leaves, self.loose.leaves, strict=True) if pair[1] is not None]
+        if not pairs:
+            return total
+        return self.targets.ops.stitch(total, [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
+
     def total(self, value: Any) -> tuple[list[Any], Any]:
         """The gradient of the total at each leaf, and its norm."""
-        ops = self.targets.ops
+        ops, leaves = self.targets.ops, self.targets.leaves
         if not self.exact:
             # A weight that depends on the inputs has a gradient of its own: only the total itself knows it.
-            _, _, gradients = ops.value_and_gradients(lambda _: (value, []), self.targets.leaves, 1.0)
+            gradients = _of_the_total(value, leaves)
+        elif any(gradient is not None for gradient in self.bound.leaves):
+            self.bound.add(self.loose.leaves, 1.0)
+            gradients = self.bound.leaves
         else:
-            gradients = self.sums.leaves
+            gradients = self.loose.leaves
         filled = [
-            0 * leaf if gradient is None else gradient
-            for leaf, gradient in zip(map(ops.stop_gradient, self.targets.leaves), gradients, strict=True)
+            0 * ops.stop_gradient(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(leaves, gradients, strict=True)
         ]
         return filled, ops.norm(filled)
 
@@ -104,6 +120,13 @@ def cosines_of(ops: Backend, rows: Sequence[Sequence[Any]]) -> Any:
     products = ops.gram(rows)
     lengths = ops.sqrt(products.diagonal())
     return products / (lengths[:, None] * lengths[None, :])
+
+
+def _of_the_total(value: Any, leaves: Sequence[Any]) -> list[Any]:
+    """Only PyTorch's weights know what they depend on."""
+    import torch
+
+    return list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
 
 
 def _depends(weight: Weight) -> bool:
@@ -121,22 +144,23 @@ def combined(
     state: Mapping[str, Any],
     *,
     single: bool,
-) -> LossOutput:
-    """The output of a call, of the terms that ran and a row for each; the base loss comes first."""
+    bare: bool,
+) -> Any:
+    """The output of a call, or its `bare` total, of the terms that ran and their rows; the base loss comes first."""
     library, like = _library(terms, rows, ops, like)
     kind = cast("type[Any]", type(like))
     values: list[Any] = []
     weights: list[Weight] = []
-    for term, row in zip(terms, rows, strict=True):
-        value = row[1]
+    for place, row in enumerate(rows):
+        value, weight = row[1], row[2]
         if type(value) is not kind:
             if value is None:
                 continue
             if owner(value) is not library:
-                value = _foreign(term, value, library, like)
-        weight = row[2]
+                value = _foreign(terms[place], value, library, like)
         if type(weight) is not float and owner(weight) not in (None, library):
-            raise BackendError(f"{term.name}: the weight is no {library.LIBRARY} array, as the value is; convert it")
+            name = row[0]
+            raise BackendError(f"{name}: the weight is no {library.LIBRARY} array, as the value is; convert it")
         values.append(value)
         weights.append(weight)
     base_output = base_value = None
@@ -146,9 +170,12 @@ def combined(
             base_value, values, weights = values[0], values[1:], weights[1:]
     regularizers = library.weighted_sum(values, weights) if values else library.zero(like)
     total = regularizers if base_value is None else library.add([base_value, regularizers])
+    if bare:
+        return total
     outputs = Terms(rows)
     if gradients is None:
         return LossOutput(total, outputs, base_output, regularizers, state=state)
+    total = gradients.stitched(total)
     leaves, norm = gradients.total(total)
     structured = gradients.targets.structured(leaves)
     names = [*([] if base_output is None else [BASE]), *[row[0] for row in rows]]
@@ -166,6 +193,8 @@ def combined(
 
 def _library(terms: Sequence[Term], rows: Sequence[Row], ops: Backend | None, like: Any) -> tuple[Backend, Any]:
     """The library that the total is in: that of the first value that can have a gradient."""
+    if rows and ops is not None and type(rows[0][1]) is type(like) and terms[0].differentiable:
+        return ops, rows[0][1]
     for term, row in zip(terms, rows, strict=True):
         if term.differentiable and row[1] is not None:
             found = owner(row[1])

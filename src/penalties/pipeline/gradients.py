@@ -25,8 +25,7 @@ def norm(fn: Callable[[Any], Any], x: Any) -> float:
     """
     nest = flatten("gradients.norm", "x", [x])
     ops = nest.ops
-    leaves = [ops.leaf(leaf) if ops.differentiable(leaf, asked=True) else leaf for leaf in nest.leaves]
-    if not all(ops.differentiable(leaf, asked=True) for leaf in leaves):
+    if not all(ops.differentiable(leaf, asked=True) for leaf in nest.leaves):
         raise GradientError(f"gradients.norm: x has dtype {nest.leaves[0].dtype}; expected floats")
 
     def value_of(xs: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -35,7 +34,7 @@ def norm(fn: Callable[[Any], Any], x: Any) -> float:
             raise GradientError(f"gradients.norm: fn returned {value!r}; expected a scalar (0-d) {ops.LIBRARY} float")
         return value, []
 
-    _, _, gradients = ops.value_and_gradients(value_of, leaves, 1.0)
+    _, _, gradients = ops.value_and_gradients(value_of, nest.leaves, 1.0)
     present = [gradient for gradient in gradients if gradient is not None]
     return float(ops.read([ops.norm(present)])[0]) if present else 0.0
 

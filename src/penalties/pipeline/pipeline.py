@@ -268,7 +268,8 @@ class Pipeline:
         >>> float(pn.Pipeline(["l1", "l2"]).total(np.array([1.0, -2.0]), weights={"l2": 0.1}))
         3.5
         """
-        return self._run(inputs, named, weights, step, state, None).total
+        found = self._run(inputs, named, weights, step, state, None, bare=True)
+        return found.total if isinstance(found, LossOutput) else found
 
     def value_and_grad(
         self,
@@ -306,7 +307,10 @@ class Pipeline:
         step: Any,
         state: Mapping[str, Any] | None,
         asked: tuple[Sequence[str] | None, bool] | None,
-    ) -> LossOutput:
+        *,
+        bare: bool = False,
+    ) -> Any:
+        """The output; where nobody listens and `bare` says that the total is enough, that alone."""
         inputs, terms, base = self._given(positional, named)
         overrides = None if weights is None else self._overrides(weights)
         if step is not None and owner(step) is None and (not is_whole(step) or step < 0):
@@ -353,7 +357,9 @@ class Pipeline:
                 if new is not None:
                     new_state[term.name] = new
             gradients = None if call is None else call.gradients
-            output = combined(ran, rows, base, ops, like, gradients, new_state, single=len(positional) > 0)
+            output = combined(
+                ran, rows, base, ops, like, gradients, new_state, single=len(positional) > 0, bare=bare and call is None
+            )
         except BaseException as error:
             if call is not None:
                 call.failed(error)
@@ -497,7 +503,7 @@ def _guarded(
                 term, inputs, gradients.targets, step=step, state=state, scale=scale
             )
             value, _, metrics, new = result
-            grad_norm, grad_norms = gradients.take(term.name, leaves, counted)
+            grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted)
     except TermError as error:
         if term.on_error == "raise":
             raise

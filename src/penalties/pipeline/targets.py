@@ -53,7 +53,7 @@ class Targets:
                 raise GradientError(f"{function}: the input {name} has dtype {nest.leaves[0].dtype}; expected floats")
             names += [name] * len(chosen)
             places += chosen
-            leaves += [ops.leaf(nest.leaves[i]) for i in chosen]
+            leaves += [nest.leaves[i] for i in chosen]
         return cls(ops, names, leaves, places, nests)
 
     def replaced(self, inputs: Mapping[str, Any], places: Sequence[int], leaves: Sequence[Any]) -> Mapping[str, Any]:
