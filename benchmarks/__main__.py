@@ -27,6 +27,7 @@ BENCHMARKS = (
     "norms",
     "divergences",
     "orthogonality",
+    "gradient_norms_jax",
     "representation",
     "term_memory",
 )

@@ -1,9 +1,8 @@
-"""The norm of every term's gradient, five families of terms at 1e6, against forward and backward of the total."""
+"""The norm of every term's gradient on PyTorch, five terms at 1e6, against forward and backward of the total."""
 
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
@@ -12,13 +11,14 @@ import penalties as pn
 
 from .harness import Row, compare
 
-# One term of each family that a loss of log-probabilities is made of.
+# What an objective on distributions is made of. A norm is one pass over its gradient: a sixth of a term that is a norm
+# itself, and little of one that takes exponentials.
 FIVE = pn.Pipeline(
     [
-        pn.Term("l1", 1e-3, inputs="student"),
-        pn.Term("l2", 1e-3, inputs="student", options={"center": "mean"}),
+        pn.Term("l2", 1e-3, inputs="student"),
         pn.Term("entropy", 0.1, inputs="student"),
         pn.Term("kl_divergence", 0.1, inputs=("student", "teacher")),
+        pn.Term("js_divergence", 0.1, inputs=("student", "teacher")),
         pn.Term("consistency", 1.0, inputs=("student", "pair")),
     ]
 )
@@ -64,24 +64,7 @@ def run(scale: float) -> list[Row]:
     def ours() -> Any:
         return FIVE.value_and_grad(**inputs)
 
-    rows = [
-        compare("PyTorch, a term", plain, ours, seconds=12.0 * scale, unit="ms", each=5, most=10.0, most_ratio=1.25),
-        compare("PyTorch, against every term again", naive, ours, seconds=12.0 * scale, unit="ms", most_ratio=1 / 2.2),
+    return [
+        compare("a term", plain, ours, seconds=12.0 * scale, unit="ms", each=5, most=10.0, most_ratio=1.25),
+        compare("against every term again", naive, ours, seconds=12.0 * scale, unit="ms", most_ratio=1 / 2.2),
     ]
-
-    arrays = {name: jax.numpy.asarray(tensor.detach().numpy()) for name, tensor in inputs.items()}
-    total = jax.jit(lambda named: jax.value_and_grad(lambda x: FIVE.total(**{**named, "student": x}))(named["student"]))
-    complete = jax.jit(lambda named: FIVE.value_and_grad(**named, wrt="student"))
-    found = torch.tensor(complete(arrays).metrics()["total_grad_norm"])
-    torch.testing.assert_close(found, norms[-1], rtol=1e-4, atol=0.0)
-    rows.append(
-        compare(
-            "JAX, jit",
-            lambda: jax.block_until_ready(total(arrays)),
-            lambda: jax.block_until_ready(complete(arrays)),
-            seconds=10.0 * scale,
-            unit="ms",
-            most_ratio=1.5,
-        )
-    )
-    return rows

@@ -71,11 +71,9 @@ class Gradients:
         if _depends(weight):
             self.exact = False
         scale = self.scale(weight)
-        sums = self.loose if ops.loose(value) else self.bound
-        sums.add(leaves, 1.0 if scale is weight else weight)
-        if self.cosines:
-            self.kept[name] = leaves
         present = [gradient for gradient in leaves if gradient is not None]
+        # The norm first: the sum then finds the gradient in the cache, and pushes it out.
+        norm = ops.norm(present) / scale
         norms: dict[str, Any] = {}
         if len(self.targets.nests) > 1:
             for one in self.targets.nests:
@@ -83,7 +81,11 @@ class Gradients:
                 here = [gradient for gradient in belongs if gradient is not None]
                 if here:
                     norms[one] = ops.norm(here) / scale
-        return ops.norm(present) / scale, norms
+        sums = self.loose if ops.loose(value) else self.bound
+        sums.add(leaves, 1.0 if scale is weight else weight)
+        if self.cosines:
+            self.kept[name] = leaves
+        return norm, norms
 
     def stitched(self, total: Any) -> Any:
         """The total as a function of the inputs: what the loose terms add to its gradient is known."""
