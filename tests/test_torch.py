@@ -34,7 +34,7 @@ def data(rows: int = 5) -> torch.Tensor:
 @pytest.mark.parametrize("wrap", [torch.nn.Parameter, lambda x: x.as_subclass(Marked)])
 def test_parameters_and_subclasses(wrap: object) -> None:
     x = data()
-    for fn in (pn.l1, pn.orthogonality, lambda z: pn.entropy(z, logits=True)):
+    for fn in (pn.l1, pn.orthogonality, lambda z: pn.l1(z, reduction="mean"), lambda z: pn.entropy(z, logits=True)):
         torch.testing.assert_close(torch.Tensor(fn(wrap(x)).detach()), fn(x).detach(), check_dtype=False)
 
 

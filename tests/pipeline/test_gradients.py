@@ -306,6 +306,15 @@ class TestOwnGradients:
         out = pn.Pipeline(terms).value_and_grad(library.array([1.0, 2.0]), wrt="input", cosines=True)
         close(library.numpy(out.cosines), [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
 
+    def test_cosines_of_terms_at_different_inputs(self, library: Any) -> None:
+        def own(x: Any) -> Any:
+            return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 2})
+
+        terms = [pn.Term(own, name=name, inputs={"x": name}) for name in ("a", "b")]
+        given = {"a": library.array([1.0]), "b": library.array([1.0])}
+        out = pn.Pipeline(terms).value_and_grad(**given, wrt=("a", "b"), cosines=True)
+        close(library.numpy(out.cosines), [[1, 0], [0, 1]])
+
     @needs_jax
     def test_registered_classes(self) -> None:
         import jax
@@ -326,6 +335,8 @@ class TestOwnGradients:
             return pn.Evaluation(w.a.sum() + w.b.sum(), gradient={"w": Weights(5 + 0 * w.a, 7 + 0 * w.b)})
 
         given = Weights(JAX.array([1.0]), JAX.array([2.0]))
+        named = pn.Pipeline([pn.Term(lambda w: w.a.sum(), name="first")])
+        assert named(w=Weights(JAX.array([1.0]), "a label")).metrics()["total"] == 1.0
         out = pn.Pipeline([pn.Term(own), pn.Term(pn.l1, inputs="w")]).value_and_grad(w=given)
         close([out.gradient["w"].a[0], out.gradient["w"].b[0]], [6.0, 8.0])
         wrong = pn.Term(lambda w: pn.Evaluation(w.a.sum(), gradient={"w": (1.0,)}), name="wrong")

@@ -71,6 +71,13 @@ class TestCalls:
         pipeline = pn.Pipeline([pn.Term(pn.l1, inputs="hidden.3")])
         assert float(pipeline.total(**{"hidden.3": library.array([5.0]), "hidden": [library.array([1.0])]})) == 5.0
 
+    def test_objects_as_inputs_where_jax_is_not_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import sys
+
+        monkeypatch.delitem(sys.modules, "jax")
+        term = pn.Term(lambda fn, x: fn(x), name="called")
+        assert pn.Pipeline([term])(fn=lambda x: x.sum(), x=np.ones(2)).metrics()["total"] == 2.0
+
     def test_inputs_that_no_term_reads_are_fine(self, library: Any) -> None:
         assert float(pn.Pipeline(["l1"]).total(x=library.array([1.0]), labels="whatever")) == 1.0
 
@@ -437,6 +444,16 @@ class TestFailures:
         out = pipeline.value_and_grad(autodiff.array([1.0, 2.0]), wrt="input")
         close(autodiff.numpy(out.gradient), [1.0, 1.0])
         assert out["bad"].grad_norm is None
+
+    def test_errors_survive_a_trip_between_processes(self) -> None:
+        for error in (
+            pn.TermError("l1", "raised ValueError", "gradient"),
+            pn.InputError("no input"),
+            pn.MissingLibraryError("saving", "safetensors", "state"),
+        ):
+            again = pickle.loads(pickle.dumps(error))
+            assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+        assert str(pn.MissingLibraryError("a", "b")) == "a needs b: pip install b"
 
     def test_interrupts_pass_through(self) -> None:
         def interrupted(x: Any) -> Any:

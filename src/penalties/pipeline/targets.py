@@ -61,10 +61,7 @@ class Targets:
         changed: dict[str, list[Any]] = {}
         for place, leaf in zip(places, leaves, strict=True):
             name, index = self.names[place], self.places[place]
-            if leaf is not self.nests[name].leaves[index]:
-                changed.setdefault(name, list(self.nests[name].leaves))[index] = leaf
-        if not changed:
-            return inputs
+            changed.setdefault(name, list(self.nests[name].leaves))[index] = leaf
         return {**inputs, **{name: self.nests[name].rebuild(iter(parts)) for name, parts in changed.items()}}
 
     def structured(self, gradients: Sequence[Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, runtime_check
 import numpy as np
 
 from ..backends import owner
-from ..errors import OptionError, PenaltiesError
+from ..errors import OptionError
 from ..functional.options import check_choice, check_count, check_flag, check_number, unknown_option
 from .catalogue import BUILT_IN, DRAWING, SEPARABLE, TRIABLE, find
 from .kinds import compiling, is_mapping, is_row
@@ -248,9 +248,6 @@ class Term:
             self.call(*zeros[: len(self.positional)], **plain)
         except OptionError as error:
             raise OptionError(self.name, error.option, error.value, error.expected) from None
-        except PenaltiesError:
-            # About the zeros, not about the options.
-            pass
 
     def _check_separable(self) -> None:
         if (self.fn in BUILT_IN.values() and self.fn not in SEPARABLE) or self.options.get("center") == "mean":
