@@ -166,3 +166,14 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(monkeypatch: py
     with pytest.raises(MissingLibraryError) as caught:
         OpenTelemetry()
     assert str(caught.value) == 'OpenTelemetry needs opentelemetry-api: pip install "penalties[otel]"'
+
+
+def test_a_step_that_is_an_array_is_a_number(tracer: trace.Tracer, exporter: InMemorySpanExporter):
+    import numpy as np
+
+    with OpenTelemetry(tracer):
+        events.emit("pipeline.start", {"time": 0.0}, {"call": 9, "step": np.array(3)})
+        stop(Output(), call=9, step=3)
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes is not None
+    assert span.attributes["penalties.step"] == 3

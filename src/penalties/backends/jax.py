@@ -49,6 +49,7 @@ __all__ = [
     "packs",
     "power_iteration",
     "read",
+    "separate",
     "settled",
     "smooth_abs",
     "sqrt",
@@ -367,6 +368,10 @@ def _watch() -> Any:
 def accumulate(total: Any, gradient: "Array", weight: Any, *, owned: bool) -> "Array":
     scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
     return scaled if total is None else total + scaled
+
+
+def separate(gradients: Sequence[Any]) -> list[Any]:
+    return list(gradients)
 
 
 def norm(gradients: Sequence["Array"]) -> "Array":

@@ -42,6 +42,7 @@ __all__ = [
     "packs",
     "power_iteration",
     "read",
+    "separate",
     "settled",
     "smooth_abs",
     "sqrt",
@@ -296,6 +297,10 @@ def value_and_gradients(
 
 def accumulate(total: NDArray | None, gradient: NDArray, weight: Any, *, owned: bool) -> NDArray:
     return gradient * weight if total is None else total + gradient * weight
+
+
+def separate(gradients: Sequence[Any]) -> list[Any]:
+    return list(gradients)
 
 
 def norm(gradients: Sequence[NDArray]) -> NDArray:

@@ -218,6 +218,10 @@ class Backend(Protocol):
         """`total + weight·gradient`, which may overwrite a `total` that is `owned`; None counts as 0."""
         ...
 
+    def separate(self, gradients: Sequence[Any], /) -> list[Any]:
+        """The gradients as arrays that may be written to, one without the others."""
+        ...
+
     def norm(self, gradients: Sequence[Any], /) -> Any:
         """The length of some arrays taken as one vector."""
         ...

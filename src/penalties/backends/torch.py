@@ -49,6 +49,7 @@ __all__ = [
     "packs",
     "power_iteration",
     "read",
+    "separate",
     "settled",
     "smooth_abs",
     "sqrt",
@@ -336,7 +337,7 @@ def _transformed() -> bool:
 def tracing(x: object) -> bool:
     import torch
 
-    return torch.compiler.is_compiling()
+    return torch.compiler.is_compiling() or _transformed()
 
 
 def settled(value: "Tensor", like: "Tensor") -> bool:
@@ -435,7 +436,8 @@ def value_and_gradients(
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
         pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
-        return value, arrays, [gradient.detach() for gradient in pull_back(torch.full_like(value, scale))]
+        gradients = pull_back(torch.full_like(value, scale))
+        return value, arrays, [g.detach() if torch.compiler.is_compiling() else g for g in gradients]
     with torch.inference_mode(False), torch.enable_grad():
         points = [_point(leaf) for leaf in leaves]
         value, arrays = fn(points)
@@ -445,7 +447,7 @@ def value_and_gradients(
         # What the function took from elsewhere, as a parameter in its closure, needs the graph again. Without such its
         # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of the
         # value is the gradient that is known by then.
-        keep = _captures(value, points)
+        keep = _captures(value, points) or builtins.any(leaf.element_size() < 4 for leaf in leaves)
         gradients = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
         return value if keep else value.detach(), arrays, list(gradients)
 
@@ -484,12 +486,27 @@ def accumulate(total: Any, gradient: "Tensor", weight: Any, *, owned: bool) -> "
     import torch
 
     if isinstance(weight, torch.Tensor):
-        weight = weight.detach().to(gradient)
-        return gradient * weight if total is None else total + gradient * weight
+        scaled = (upcast("accumulate", gradient) * weight.detach().to(gradient.device)).to(gradient.dtype)
+        return scaled if total is None else total + scaled
     if total is None:
         return gradient if weight == 1.0 else gradient * weight
     # A gradient that autograd gave may be one number expanded, or share its memory with another: never written to.
     return total.add_(gradient, alpha=weight) if owned else torch.add(total, gradient, alpha=weight)
+
+
+def separate(gradients: Sequence[Any]) -> list[Any]:
+    import torch
+
+    if torch.compiler.is_compiling() or _transformed():
+        return list(gradients)
+    # Autograd may give one number expanded, or one tensor for two inputs.
+    seen: set[int] = set()
+    apart: list[Any] = []
+    for gradient in gradients:
+        dense = gradient.contiguous()
+        apart.append(dense.clone() if dense.data_ptr() in seen and dense.numel() else dense)
+        seen.add(dense.data_ptr())
+    return apart
 
 
 def norm(gradients: Sequence["Tensor"]) -> "Tensor":
@@ -557,6 +574,8 @@ def _stitch_function() -> Any:
     class Stitch(torch.autograd.Function):
         """A value that was computed elsewhere, with the gradient that came with it."""
 
+        generate_vmap_rule = True
+
         @staticmethod
         def forward(value: Any, count: int, *tensors: Any) -> Any:
             return value.clone()
@@ -570,7 +589,8 @@ def _stitch_function() -> Any:
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             (upstream,) = grad_outputs
-            returned = [(upstream * gradient).to(gradient.dtype) for gradient in ctx.saved_tensors]
+            # In float32 at least: the scale of a loss in half precision is beyond what that can hold.
+            returned = [(upstream * upcast("stitch", g)).to(g.dtype) for g in ctx.saved_tensors]
             return upstream if ctx.needs_input_grad[0] else None, None, *returned, *([None] * ctx.count)
 
     _stitch = Stitch
@@ -585,7 +605,8 @@ def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size:
     # sliced: the backward of each slice would write a whole array.
     module: Any = checkpoint
     again = module.checkpoint
-    keep = torch.is_grad_enabled()
+    # The compiler decides itself what to compute again, and torch.func knows no checkpoints.
+    keep = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not _transformed()
     untyped: Sequence[Any] = arrays
     pieces = zip(*[x.split(size) for x in untyped], strict=True)
     return add([again(fn, *piece, use_reentrant=False) if keep else fn(*piece) for piece in pieces])

@@ -9,7 +9,7 @@ from typing import Any, Final
 from .. import functional
 from ..errors import OptionError
 
-__all__ = ["BUILT_IN", "DRAWING", "SEPARABLE", "TRIABLE", "find", "path_of"]
+__all__ = ["BUILT_IN", "DRAWING", "OVER_CLASSES", "SEPARABLE", "TRIABLE", "find", "path_of"]
 
 BUILT_IN: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(functional, name)
@@ -48,6 +48,9 @@ SEPARABLE: Final = tuple(
     )
 )
 """Those that are a sum or mean over rows, so that they can be computed some rows at a time."""
+
+OVER_CLASSES: Final = tuple(BUILT_IN[name] for name in ("kl_divergence", "js_divergence", "entropy", "consistency"))
+"""Those that sum over the last axis, or may, before they reduce."""
 
 TRIABLE: Final = (*SEPARABLE, BUILT_IN["orthogonality"], BUILT_IN["output_magnitude"])
 """Those that can be tried on a few numbers, to see whether their options are right."""

@@ -6,6 +6,7 @@ from typing import Any
 from ..backends import Backend, owner
 from ..errors import TermError
 from ..functional.reduction import weighted_mean
+from .catalogue import OVER_CLASSES
 from .term import Term
 
 __all__ = ["in_chunks"]
@@ -28,6 +29,8 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
     if len(rows) > 1 or () in rows:
         shapes = ", ".join(str(tuple(array.shape)) for array in arrays)
         raise TermError(term.name, f"chunk= needs inputs with as many rows each; got shapes {shapes}")
+    if term.fn in OVER_CLASSES and len(arrays[0].shape) < 2:
+        raise TermError(term.name, f"chunk= cuts rows; its input of shape {tuple(arrays[0].shape)} has one axis only")
     ops: Backend = owner(arrays[0])  # pyright: ignore[reportAssignmentType]
     count = len(arrays[0])
     mask = keywords.get("mask")

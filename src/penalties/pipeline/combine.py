@@ -38,7 +38,7 @@ class Sums:
 class Gradients:
     """The gradients of the terms of one call, added up as they come: each is freed before the next."""
 
-    __slots__ = ("bound", "cosines", "exact", "kept", "loose", "targets", "wide")
+    __slots__ = ("bound", "cosines", "kept", "learned", "loose", "targets")
 
     def __init__(self, targets: Targets, cosines: bool) -> None:
         """Nothing yet."""
@@ -50,26 +50,25 @@ class Gradients:
         """Of those whose values are still on the caller's graph."""
         self.kept: dict[str, Sequence[Any]] = {}
         """Those of all terms, where cosines are wanted."""
-        self.exact: bool = True
-        """Whether the sum is the gradient of the total: not where a weight depends on the inputs."""
-        self.wide: bool = all(leaf.dtype.itemsize >= 4 for leaf in targets.leaves)
+        self.learned: list[tuple[Any, Weight]] = []
+        """Values and their weights that require a gradient themselves, which may be of our inputs."""
 
     def scale(self, weight: Weight) -> float:
         """What a term's gradient is to be multiplied by as it is computed, which is free.
 
         Its weight, if the norm can be told from the product: not 0, nor so small or large that digits are lost.
         """
-        return weight if type(weight) is float and self.wide and 1e-6 <= weight <= 1e6 else 1.0
+        return weight if type(weight) is float and 1e-6 <= weight <= 1e6 else 1.0
 
     def take(
         self, name: str, value: Any, leaves: Sequence[Any] | None, weight: Weight
     ) -> tuple[Any, Mapping[str, Any]]:
         """Add a gradient that has its scale; gives its norm over all inputs, and over each if there are several."""
         ops = self.targets.ops
+        if getattr(weight, "requires_grad", False):
+            self.learned.append((value, weight))
         if leaves is None:
             return None, {}
-        if _depends(weight):
-            self.exact = False
         scale = self.scale(weight)
         present = [gradient for gradient in leaves if gradient is not None]
         # The norm first: the sum then finds the gradient in the cache, and pushes it out.
@@ -94,22 +93,36 @@ class Gradients:
             return total
         return self.targets.ops.stitch(total, [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
 
-    def total(self, value: Any) -> tuple[list[Any], Any]:
+    def total(self) -> tuple[list[Any], Any]:
         """The gradient of the total at each leaf, and its norm."""
         ops, leaves = self.targets.ops, self.targets.leaves
-        if not self.exact:
-            # A weight that depends on the inputs has a gradient of its own: only the total itself knows it.
-            gradients = _of_the_total(value, leaves)
-        elif any(gradient is not None for gradient in self.bound.leaves):
+        gradients = self.loose.leaves
+        if any(gradient is not None for gradient in self.bound.leaves):
             self.bound.add(self.loose.leaves, 1.0)
             gradients = self.bound.leaves
-        else:
-            gradients = self.loose.leaves
+        if self.learned:
+            gradients = self._with_weights(gradients)
         filled = [
             0 * ops.stop_gradient(leaf) if gradient is None else gradient
             for leaf, gradient in zip(leaves, gradients, strict=True)
         ]
-        return filled, ops.norm(filled)
+        return ops.separate(filled), ops.norm(filled)
+
+    def _with_weights(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """The sum with `value · ∂weight` added, where a weight depends on an input; only PyTorch's weights know."""
+        import torch
+
+        places = [place for place, leaf in enumerate(self.targets.leaves) if leaf.requires_grad]
+        if not places or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return gradients
+        share: Any = sum(self.targets.ops.stop_gradient(value) * weight for value, weight in self.learned)
+        points = [self.targets.leaves[place] for place in places]
+        found = torch.autograd.grad(share, points, retain_graph=True, allow_unused=True)
+        sums = list(gradients)
+        for place, gradient in zip(places, cast("Sequence[Any]", found), strict=True):
+            if gradient is not None:
+                sums[place] = gradient if sums[place] is None else sums[place] + gradient
+        return sums
 
     def matrix(self, names: Sequence[str]) -> Any:
         """The cosines between these terms, NaN for one without a gradient."""
@@ -122,18 +135,6 @@ def cosines_of(ops: Backend, rows: Sequence[Sequence[Any]]) -> Any:
     products = ops.gram(rows)
     lengths = ops.sqrt(products.diagonal())
     return products / (lengths[:, None] * lengths[None, :])
-
-
-def _of_the_total(value: Any, leaves: Sequence[Any]) -> list[Any]:
-    """Only PyTorch's weights know what they depend on."""
-    import torch
-
-    return list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
-
-
-def _depends(weight: Weight) -> bool:
-    """Whether a weight was computed from something that requires a gradient; a learned one is a leaf and was not."""
-    return getattr(weight, "grad_fn", None) is not None
 
 
 def combined(
@@ -178,7 +179,7 @@ def combined(
     if gradients is None:
         return LossOutput(total, outputs, base_output, regularizers, state=state)
     total = gradients.stitched(total)
-    leaves, norm = gradients.total(total)
+    leaves, norm = gradients.total()
     structured = gradients.targets.structured(leaves)
     names = [*([] if base_output is None else [BASE]), *[row[0] for row in rows]]
     return LossOutput(

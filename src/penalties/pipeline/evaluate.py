@@ -48,7 +48,7 @@ def compute(term: Term, inputs: Mapping[str, Any], step: Any = None, state: Any 
         keywords = _keywords(term, inputs, step, state)
     try:
         result = term.call(*arguments, **keywords) if term.chunk is None else in_chunks(term, arguments, keywords)
-    except TermError:
+    except (TermError, InputError):
         raise
     except Exception as error:
         raise TermError(name, f"raised {type(error).__name__}: {error}") from error

@@ -37,7 +37,7 @@ class Evaluation:
     value: Any
     gradient: Mapping[str, Any] | None = None
     """`{input: array}`, each with the structure of that input."""
-    metrics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    metrics: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     state: Any = None
     duration: float | None = None
     """Seconds; None where nobody measured."""

@@ -5,7 +5,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from ..errors import OptionError
 from ..functional.options import check_count, check_number
@@ -132,6 +132,8 @@ def explain(
     >>> [share.loss_share for share in told.shares], told.findings[0].message
     ([0.0, 1.0], 'l1 does nothing: its weight is 0')
     """
+    if not isinstance(cast("object", out), LossOutput):
+        raise OptionError("explain", "out", type(out).__name__, "the output of a pipeline")
     _check("explain", dominance=dominance, conflict=conflict, explosion=explosion)
     plain = out.read()
     rows = [*([plain.base] if plain.base is not None else []), *plain]

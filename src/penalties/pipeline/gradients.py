@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..backends import owner
 from ..errors import BackendError, GradientError, OptionError
@@ -51,7 +51,8 @@ def track(
     """The norms of the terms' gradients inside a network, and the cosines between them; then one backward pass.
 
     `at` is a tensor that the terms share, or several: a hidden representation, the logits. It costs a pass from each
-    term to there. `wrt` is parameters instead, exactly, and costs a whole pass for each term. `base` is a loss that
+    term to there. `out` comes from a call of the pipeline, whose values have their graph, and weights count as
+    constants. `wrt` is parameters instead, exactly, and costs a whole pass for each term. `base` is a loss that
     the pipeline does not know of; it is added to the total, and is the output's base. At the end the total goes
     backward, so that every parameter has its `.grad`; `backward=False` leaves that to the caller.
 
@@ -64,6 +65,8 @@ def track(
     >>> round(float(out["small"].grad_norm), 4), layer.weight.grad is not None
     (2.8284, True)
     """
+    if not isinstance(cast("object", out), LossOutput):
+        raise OptionError("track", "out", type(out).__name__, "the output of a pipeline")
     if (at is None) == (wrt is None):
         given = "neither" if at is None else "both"
         raise OptionError("track", "at, wrt", given, "either at= a shared tensor, or wrt= parameters")
@@ -84,6 +87,8 @@ def track(
     if base is not None:
         if first is not None:
             raise OptionError("track", "base", base, "None: the pipeline has a base loss of its own")
+        if not hasattr(base, "backward") or len(base.shape):
+            raise OptionError("track", "base", base, "a scalar tensor")
         first = TermOutput("base_loss", base)
         total = base + total
     rows = [*([first] if first is not None else []), *rows]
@@ -104,6 +109,7 @@ def track(
         elif present:
             tracked.append(dataclasses.replace(row, grad_norm=ops.norm(present), grad_error=None))
         else:
+            # What value_and_grad has differentiated has no graph any more.
             what = "the shared tensor" if given == "at" else "these parameters"
             reason = f"its value does not depend on {what} by operations that PyTorch can differentiate"
             tracked.append(dataclasses.replace(row, grad_norm=None, grad_error=reason))

@@ -1,7 +1,7 @@
 """What a call is given, and how a term finds its part of it."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MappingView
 from typing import Any
 
 from ..backends import Backend, owner
@@ -63,10 +63,11 @@ def arrays_in(nest: Any) -> Iterator[tuple[Backend, Any]]:
     ops = owner(nest)
     if ops is not None:
         yield ops, nest
-    elif is_mapping(nest):
-        for part in nest.values():
-            yield from arrays_in(part)
-    elif is_row(nest):
+    elif is_mapping(nest) or (hasattr(nest, "keys") and hasattr(nest, "__getitem__")):
+        # By what a mapping does: torch.nn.ParameterDict is none by its class.
+        for key in nest:
+            yield from arrays_in(nest[key])
+    elif is_row(nest) or _is_view(nest):
         for part in nest:
             yield from arrays_in(part)
     elif nest is not None and not isinstance(nest, str | bytes | int | float):
@@ -74,6 +75,12 @@ def arrays_in(nest: Any) -> Iterator[tuple[Backend, Any]]:
             ops = owner(part)
             if ops is not None:
                 yield ops, part
+
+
+def _is_view(nest: Any) -> bool:
+    """The values of a mapping, or a list of parameters: not any iterable, since that may be a data loader."""
+    torch = sys.modules.get("torch")
+    return isinstance(nest, MappingView) or (torch is not None and isinstance(nest, torch.nn.ParameterList))
 
 
 def _pytree(nest: Any) -> list[Any]:

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, Self, TypeAlias, cast
 
 from .. import encoding
 from ..backends import Backend, owner
@@ -80,6 +80,10 @@ class TermOutput:
             del there["custom"]
         shown = [f"{key}={_shown(value)}" for key, value in there.items()]
         return f"TermOutput({self.name!r}, {', '.join(shown)})"
+
+    def __copy__(self) -> Self:
+        """Itself: it never changes."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts, without the graph behind them."""
@@ -235,7 +239,12 @@ class LossOutput:
         if plain.base is not None:
             base = plain.base
             nested["base_loss"] = {"value": base.value, "grad_norm": base.grad_norm, "custom": dict(base.metrics)}
-            nested["base_loss"] |= _when_there(grad_error=base.grad_error, duration=base.duration)
+            nested["base_loss"] |= _when_there(
+                grad_norms=dict(base.grad_norms) or None,
+                grad_error=base.grad_error,
+                duration=base.duration,
+                error=_said(base.error),
+            )
         nested["regularizers"] = {term.name: _term_dict(term) for term in plain}
         nested["regularizer_total"] = plain.regularizer_total
         nested["total_grad_norm"] = plain.total_grad_norm
@@ -329,6 +338,10 @@ class LossOutput:
         norm = "" if plain.total_grad_norm is None else f", gradient {_shown(plain.total_grad_norm)}"
         title = f"LossOutput, total {_shown(plain.total)}{norm}"
         return "\n".join([title, *table(header, lines, indent="  ")]) if lines else title
+
+    def __copy__(self) -> Self:
+        """Itself: it never changes."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts, without the graph behind them."""
@@ -488,10 +501,16 @@ def _term_dict(term: TermOutput) -> dict[str, Any]:
         "grad_norm_weighted": term.grad_norm_weighted,
         "custom": dict(term.metrics),
     }
-    said = None if term.error is None else f"{type(term.error).__name__}: {term.error}"
     return nested | _when_there(
-        grad_norms=dict(term.grad_norms) or None, grad_error=term.grad_error, duration=term.duration, error=said
+        grad_norms=dict(term.grad_norms) or None,
+        grad_error=term.grad_error,
+        duration=term.duration,
+        error=_said(term.error),
     )
+
+
+def _said(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def _when_there(**parts: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """An ordered set of terms that becomes one loss."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
@@ -46,7 +47,8 @@ class Pipeline:
     {'l1': 5.0, 'l1_weighted': 0.5, 'kl_divergence': 0.0, 'kl_divergence_weighted': 0.0, 'total': 0.5}
     """
 
-    __slots__ = ("_alone", "_base_alone", "_known", "_not_alone", "base", "name", "terms")
+    # JAX keeps weak references to what it compiles.
+    __slots__ = ("__weakref__", "_alone", "_base_alone", "_known", "_not_alone", "base", "name", "terms")
 
     terms: tuple[Term, ...]
     base: Term | None
@@ -172,7 +174,7 @@ class Pipeline:
     def with_weights(self, weights: Mapping[str, Weight]) -> "Pipeline":
         """Other weights for the named terms."""
         terms = list(self.terms)
-        for name, weight in weights.items():
+        for name, weight in _mapping("with_weights", "weights", weights).items():
             place = self._place("with_weights", name)
             terms[place] = terms[place].with_weight(weight)
         return _made(tuple(terms), self.base, self.name)
@@ -180,7 +182,7 @@ class Pipeline:
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> "Pipeline":
         """Further options for the named terms, on top of those they have."""
         terms = list(self.terms)
-        for name, more in options.items():
+        for name, more in _mapping("with_options", "options", options).items():
             place = self._place("with_options", name)
             terms[place] = _with_options(terms[place], more)
         return _made(tuple(terms), self.base, self.name)
@@ -240,6 +242,7 @@ class Pipeline:
 
     def __call__(
         self,
+        /,
         *inputs: Any,
         weights: Mapping[str, Weight] | None = None,
         step: Any = None,
@@ -255,6 +258,7 @@ class Pipeline:
 
     def total(
         self,
+        /,
         *inputs: Any,
         weights: Mapping[str, Weight] | None = None,
         step: Any = None,
@@ -273,6 +277,7 @@ class Pipeline:
 
     def value_and_grad(
         self,
+        /,
         *inputs: Any,
         wrt: str | Sequence[str] | None = None,
         cosines: bool = False,
@@ -295,6 +300,8 @@ class Pipeline:
         {'l1_grad_norm': 1.732051, 'l2_grad_norm': 7.483315, 'total_grad_norm': 0.07644}
         """
         names = (wrt,) if isinstance(wrt, str) else wrt
+        if owner(wrt) is not None:
+            raise OptionError("value_and_grad", "wrt", "an array", "the name of an input, or names")
         if names is not None and (not names or not all(isinstance(cast("object", name), str) for name in names)):
             raise OptionError("value_and_grad", "wrt", wrt, "a name or names of inputs, or None")
         return self._run(inputs, named, weights, step, state, (names, bool(cosines)))
@@ -313,10 +320,11 @@ class Pipeline:
         """The output; where nobody listens and `bare` says that the total is enough, that alone."""
         inputs, terms, base = self._given(positional, named)
         overrides = None if weights is None else self._overrides(weights)
-        if step is not None and owner(step) is None and (not is_whole(step) or step < 0):
-            raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array")
+        step = _checked_step(step)
+        if state is not None and not isinstance(cast("object", state), Mapping):
+            raise OptionError("pipeline", "state", state, "None, or the state of an output, as out.state")
         quiet, ops, like = surroundings(inputs)
-        if events.handlers and ops is not None and ops.LIBRARY == "JAX" and not quiet:
+        if events.handlers and ops is not None and not quiet:
             # Inside jax.jit even a constant is traced, where all inputs come from outside.
             quiet = ops.tracing(ops.zero(like))
         call = _Call(self, step, asked) if asked is not None or (events.handlers and not quiet) else None
@@ -503,10 +511,17 @@ def _guarded(
                 term, inputs, gradients.targets, step=step, state=state, scale=scale
             )
             value, _, metrics, new = result
+            if due is not True and leaves is not None:
+                # Where it rests, whatever its gradient is there.
+                leaves = [None if leaf is None else gradients.targets.ops.where(due, leaf, 0.0) for leaf in leaves]
             grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted)
     except TermError as error:
         if term.on_error == "raise":
             raise
+        # Without the frames, which would keep the inputs alive as long as the output.
+        for one in (error, error.__cause__):
+            if one is not None:
+                one.__traceback__ = None
         return (term.name, None, weight, None, None, NOTHING, NOTHING, None, error), None
     if due is not True:
         ops = owner(due)
@@ -514,7 +529,10 @@ def _guarded(
         value = ops.where(due, value, 0.0)
         grad_norm = None if grad_norm is None else ops.where(due, grad_norm, 0.0)
         grad_norms = {name: ops.where(due, norm, 0.0) for name, norm in grad_norms.items()}
-        new = new if new is None or state is None else _chosen(ops, due, new, state)
+        if new is not None:
+            # A running mean that has not begun yet is NaN, and begins at the next value.
+            before = math.nan if state is None and isinstance(term.fn, Wrapper) else state
+            new = new if before is None else _chosen(ops, due, new, before)
     duration = None if quiet else time.perf_counter() - start
     return (term.name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, None), new
 
@@ -524,6 +542,12 @@ def _made(terms: tuple[Term, ...], base: Term | None, name: str | None) -> Pipel
     pipeline = object.__new__(Pipeline)
     pipeline._fill(terms, base, name)  # pyright: ignore[reportPrivateUsage]
     return pipeline
+
+
+def _mapping(edit: str, argument: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(cast("object", value), Mapping):
+        raise OptionError(edit, argument, value, "a mapping from the names of terms")
+    return value
 
 
 def _as_term(term: TermLike) -> Term:
@@ -555,6 +579,18 @@ def _alone(term: Term) -> Term:
     return new
 
 
+def _checked_step(step: Any) -> Any:
+    """The step as a whole number, or as the 0-d array of PyTorch or JAX that it is."""
+    ops = owner(step)
+    if ops is not None and ops.LIBRARY == "NumPy" and step.dtype.kind in "iu" and not step.shape:
+        step, ops = int(step), None
+    if step is None or (ops is not None and ops.LIBRARY != "NumPy" and not len(step.shape)):
+        return step
+    if ops is None and is_whole(step) and step >= 0:
+        return step
+    raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array of one")
+
+
 def _due(term: Term, step: Any) -> Any:
     """Whether the term runs at this step; where the step is traced, an array that says so."""
     if step is None:
@@ -569,10 +605,13 @@ def _due(term: Term, step: Any) -> Any:
 def _chosen(ops: Backend, due: Any, new: Any, before: Any) -> Any:
     """The new state where due, array by array."""
     if is_mapping(new):
-        return {key: _chosen(ops, due, part, before[key]) for key, part in new.items()}
+        return {
+            key: _chosen(ops, due, part, before[key] if is_mapping(before) else before) for key, part in new.items()
+        }
     if is_row(new):
         kind: Any = type(new)
-        parts = [_chosen(ops, due, part, other) for part, other in zip(new, before, strict=True)]
+        others = before if is_row(before) else [before] * len(new)
+        parts = [_chosen(ops, due, part, other) for part, other in zip(new, others, strict=True)]
         return getattr(kind, "_make", kind)(parts)
     return new if owner(new) is None else ops.where(due, new, before)
 

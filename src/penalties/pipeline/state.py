@@ -50,15 +50,17 @@ class Wrapper(ABC):
         """The inner term's evaluation, changed by the state that came before."""
         before, inner = (None, None) if state is None else (state["before"], state["inner"])
         names = list(self.term.inputs.values())
-        current, _, metrics, new = compute(self.term, dict(zip(names, inputs, strict=True)), step, inner)
+        current, gradient, metrics, new = compute(self.term, dict(zip(names, inputs, strict=True)), step, inner)
         ops = owner(current)
         assert ops is not None, "a value is an array"
-        value, after = self.changed(ops, current, before)
-        return Evaluation(value, metrics=metrics, state={"before": ops.stop_gradient(after), "inner": new})
+        value, after, slope = self.changed(ops, current, before)
+        # Where the library cannot carry a gradient that the term brought, it is changed as the value is.
+        own = None if gradient is None or ops.LIBRARY != "NumPy" else _times(slope, gradient)
+        return Evaluation(value, own, metrics, {"before": ops.stop_gradient(after), "inner": new})
 
     @abstractmethod
-    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
-        """The new value, and what the next call is given as `before`."""
+    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
+        """The new value, what the next call is given as `before`, and the slope of the one over the value given."""
         ...
 
     def __eq__(self, other: object) -> bool:
@@ -74,19 +76,34 @@ class _Average(Wrapper):
     kind = "ema"
     title = "EMA"
 
-    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
-        smooth = value if before is None else self.decay * before + (1.0 - self.decay) * value
-        return smooth, smooth
+    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
+        if before is None:
+            return value, value, 1.0
+        # NaN where there was no value yet, as for a term that has only rested.
+        begun = before == before
+        smooth = ops.where(begun, self.decay * before + (1.0 - self.decay) * value, value)
+        return smooth, smooth, ops.where(begun, 1.0 - self.decay, 1.0)
 
 
 class _Scaled(Wrapper):
     kind = "normalized"
     title = "Normalized"
 
-    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any]:
-        size = ops.stop_gradient(ops.abs(value))
-        scale = size if before is None else self.decay * before + (1.0 - self.decay) * size
-        return value / ops.where(scale > 0, scale, 1.0), scale
+    def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
+        scale = size = ops.stop_gradient(ops.abs(value))
+        if before is not None:
+            scale = ops.where(before == before, self.decay * before + (1.0 - self.decay) * size, size)
+        divisor = ops.where(scale > 0, scale, 1.0)
+        return value / divisor, scale, 1.0 / divisor
+
+
+def _times(slope: Any, nest: Any) -> Any:
+    """The arrays of a nest times a number."""
+    if is_mapping(nest):
+        return {key: _times(slope, part) for key, part in nest.items()}
+    if is_row(nest):
+        return [_times(slope, part) for part in nest]
+    return None if nest is None else slope * nest
 
 
 def EMA(term: Term, decay: float = 0.9) -> Term:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backends import Backend, owner
-from ..errors import BackendError, GradientError
+from ..errors import BackendError, GradientError, InputError
 from ..functional.nests import Flat, flatten
 from .inputs import arrays_in, lookup, paired, reads
 
@@ -31,6 +31,8 @@ class Targets:
         for name in dict.fromkeys(wrt):
             nest = lookup(function, inputs, name)
             inside_another = any(name != other and reads(name, other) for other in wrt)
+            if asked and inside_another:
+                raise InputError(f'{function}: wrt names "{name}" and what it lies in; expected one of the two')
             if asked or (not inside_another and _wanted(nest)):
                 nests[name] = _flat(function, name, nest)
         wanted = list(nests)

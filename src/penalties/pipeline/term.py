@@ -60,7 +60,7 @@ class Regularizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, init=False, eq=False, repr=False)
 class Term:
     """A function with a name, a weight, the inputs it reads, and where it runs. It never changes.
 
@@ -141,6 +141,8 @@ class Term:
         fn = find(fn) if isinstance(fn, str) else fn
         if not callable(fn) and not isinstance(cast("object", fn), Regularizer):
             raise OptionError("Term", "fn", fn, "a function, a Regularizer, the name of a penalty, or a dotted path")
+        if hasattr(fn, "value_and_grad"):
+            raise OptionError("Term", "fn", fn, "a function: a pipeline is no term, add its terms instead")
         put("path", path)
         put("fn", fn)
         put("name", _check_name(_default_name(fn) if name is None else name))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .scalars import scalar
 from .sink import Sink, library
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class OpenTelemetry(Sink):
     def _start(self, kind: str, call: Any, metadata: Mapping[str, Any]) -> None:
         parent = self._spans.get(("custom_loss", call))
         context = None if parent is None else self._trace.set_span_in_context(parent)
-        attributes = {f"penalties.{name}": value for name, value in metadata.items() if _is_plain(value)}
+        # The step may be an array; it is one number, and the call reads it at most once.
+        known = {**metadata, "step": scalar(metadata.get("step"))}
+        attributes = {f"penalties.{name}": value for name, value in known.items() if _is_plain(value)}
         self._spans[kind, call] = self._tracer.start_span(kind, context, attributes=attributes)
 
     def _end(self, span: "Span", moment: str, metadata: Mapping[str, Any]) -> None:
