@@ -434,6 +434,12 @@ class TestFailures:
         assert out.to_dict()["regularizers"]["bad"]["error"].startswith("TermError: bad: raised ZeroDivisionError")
         assert "skipped" in repr(out)
 
+    def test_skipped_for_what_it_returned(self, library: Any) -> None:
+        pipeline = pn.Pipeline(["l1", pn.Term(lambda x: x, name="vector", on_error="skip")])
+        out = pipeline(library.array([1.0, 2.0]))
+        assert "returned an array of shape (2,)" in str(out["vector"].error)
+        assert out.metrics()["total"] == 3.0
+
     def test_skipped_base(self, library: Any) -> None:
         base = pn.Term(lambda x: 1 / 0, name="base", on_error="skip")
         out = pn.Pipeline(["l1"], base=base)(library.array([1.0, 2.0]))
