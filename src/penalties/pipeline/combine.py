@@ -7,7 +7,8 @@ import numpy as np
 
 from ..backends import Backend, owner
 from ..errors import BackendError, TermError
-from .output import BASE, LossOutput, Row, TermOutput, Terms
+from .output import BASE, LossOutput, TermOutput, Terms
+from .reading import Row
 from .targets import Targets
 from .term import Term, Weight
 

@@ -10,7 +10,7 @@ from .chunks import in_chunks
 from .evaluation import Evaluation, Result, completed
 from .inputs import arrays_in, lookup, reads, surroundings
 from .kinds import is_mapping, is_row
-from .output import NOTHING
+from .reading import NOTHING
 from .targets import Targets
 from .term import Term
 

@@ -10,7 +10,7 @@ from ..backends import Backend, owner
 from ..errors import TermError
 from .inputs import arrays_in, paired
 from .kinds import described, is_mapping, is_number, is_row
-from .output import NOTHING
+from .reading import NOTHING
 from .term import Term
 
 __all__ = ["Evaluation", "Result", "completed"]

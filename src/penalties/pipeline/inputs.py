@@ -7,7 +7,7 @@ from typing import Any
 from ..backends import Backend, owner
 from ..errors import InputError
 from .kinds import compiling, described, is_mapping, is_row
-from .output import known_to_jax
+from .pytrees import known_to_jax
 
 __all__ = ["arrays_in", "lookup", "paired", "prepared", "reads", "surroundings"]
 

@@ -1,25 +1,21 @@
 """What a pipeline's call gives: the total, and everything about every term."""
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Self, TypeAlias, cast
 
 from .. import encoding
-from ..backends import Backend, owner
-from ..errors import InputError, NonFiniteError, OptionError, ShapeError, TermError
-from .kinds import is_mapping, is_row
+from ..backends import owner
+from ..errors import InputError, NonFiniteError, OptionError, TermError
+from .reading import NOTHING, Row, as_numbers, batched, detached, one_at_a_time, parts_of, refilled, show, traced
 from .table import table
 from .term import same
 
-__all__ = ["BASE", "NOTHING", "LossOutput", "Row", "TermOutput", "Terms", "known_to_jax"]
+__all__ = ["BASE", "LossOutput", "TermOutput", "Terms"]
 
 BASE: Final = "base_loss"
 """The name that the base loss has in metrics and in the order of cosines."""
-
-NOTHING: Final[Mapping[str, Any]] = {}
-"""No metrics; shared, and never written to."""
 
 Style: TypeAlias = Literal["flat", "slash"]
 
@@ -74,11 +70,11 @@ class TermOutput:
     def __repr__(self) -> str:
         """The parts that are there."""
         # Inside a compiler there are no numbers, and the arrays say what they are.
-        plain = self if _traced(self.value, self.weight) or _batched(self.value) else _read_term(self)
+        plain = self if traced(self.value, self.weight) or batched(self.value) else _read_term(self)
         there = {key: value for key, value in _term_dict(plain).items() if value is not None}
         if not plain.metrics:
             del there["custom"]
-        shown = [f"{key}={_shown(value)}" for key, value in there.items()]
+        shown = [f"{key}={show(value)}" for key, value in there.items()]
         return f"TermOutput({self.name!r}, {', '.join(shown)})"
 
     def __copy__(self) -> Self:
@@ -87,11 +83,7 @@ class TermOutput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts, without the graph behind them."""
-        return type(self), tuple(_detached(getattr(self, entry.name)) for entry in fields(self))
-
-
-Row: TypeAlias = tuple[str, Any, Any, Any, str | None, Mapping[str, Any], Mapping[str, Any], float | None, Any]
-"""The arguments of a `TermOutput`."""
+        return type(self), tuple(detached(getattr(self, entry.name)) for entry in fields(self))
 
 
 class Terms(Mapping[str, TermOutput]):
@@ -228,8 +220,8 @@ class LossOutput:
         """
         if style not in ("flat", "slash"):
             raise OptionError("metrics", "style", style, '"flat" or "slash"')
-        if _batched(self.total):
-            raise _one_at_a_time(self.total)
+        if batched(self.total):
+            raise one_at_a_time(self.total)
         return _flat(self) if style == "flat" else _slash(self.read())
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,7 +311,7 @@ class LossOutput:
     def __repr__(self) -> str:
         """A small table. Reads the values."""
         # Inside a compiler there are no numbers, and the arrays say what they are.
-        plain = self if _traced(self.total) or _batched(self.total) else _read(self)
+        plain = self if traced(self.total) or batched(self.total) else _read(self)
         rows = plain.all
         parts = [abs(row.contribution) for row in rows if isinstance(row.contribution, float | int)]
         scale = sum(parts)
@@ -329,14 +321,14 @@ class LossOutput:
         for row in rows:
             if row.error is not None:
                 said = str(row.error).removeprefix(f"{row.name}: ")
-                lines.append([row.name, "skipped", _shown(row.weight), said, "", *([""] if norms else [])])
+                lines.append([row.name, "skipped", show(row.weight), said, "", *([""] if norms else [])])
                 continue
             amount = row.contribution
             share = f"{abs(amount) / scale:.0%}".replace("%", " %") if scale and isinstance(amount, float | int) else ""
-            cells = [row.name, _shown(row.value), _shown(row.weight), _shown(amount), share]
-            lines.append([*cells, *([_shown(row.grad_norm)] if norms else [])])
-        norm = "" if plain.total_grad_norm is None else f", gradient {_shown(plain.total_grad_norm)}"
-        title = f"LossOutput, total {_shown(plain.total)}{norm}"
+            cells = [row.name, show(row.value), show(row.weight), show(amount), share]
+            lines.append([*cells, *([show(row.grad_norm)] if norms else [])])
+        norm = "" if plain.total_grad_norm is None else f", gradient {show(plain.total_grad_norm)}"
+        title = f"LossOutput, total {show(plain.total)}{norm}"
         return "\n".join([title, *table(header, lines, indent="  ")]) if lines else title
 
     def __copy__(self) -> Self:
@@ -345,7 +337,7 @@ class LossOutput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts, without the graph behind them."""
-        return type(self), tuple(_detached(getattr(self, entry.name)) for entry in fields(self))
+        return type(self), tuple(detached(getattr(self, entry.name)) for entry in fields(self))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -386,107 +378,21 @@ def _rows(terms: Mapping[str, TermOutput]) -> Sequence[Row]:
     return terms.rows if isinstance(terms, Terms) else [_row(term) for term in terms.values()]
 
 
-def _numbers(values: list[Any]) -> list[Any]:
-    """The values with numbers in place of arrays."""
-    places = [place for place, value in enumerate(values) if type(value) is not float and value is not None]
-    arrays = [values[place] for place in places]
-    ops = owner(arrays[0]) if arrays else None
-    if ops is None or len(set(map(type, arrays))) > 1:
-        return _mixed_numbers(values)
-    for place, number in zip(places, ops.read(arrays), strict=True):
-        values[place] = number
-    return values
-
-
-def _mixed_numbers(values: list[Any]) -> list[Any]:
-    """The same where there are arrays of several kinds, or whole numbers among them."""
-    libraries: dict[int, tuple[Backend, list[int]]] = {}
-    for place, value in enumerate(values):
-        ops = owner(value)
-        if ops is not None:
-            libraries.setdefault(id(ops), (ops, []))[1].append(place)
-    for ops, mine in libraries.values():
-        for place, number in zip(mine, ops.read([values[place] for place in mine]), strict=True):
-            values[place] = number
-    return values
-
-
-def _parts(rows: Sequence[Row]) -> list[Any]:
-    """Everything in these rows that may be an array, in an order that `_refilled` knows."""
-    parts: list[Any] = []
-    for _, value, weight, grad_norm, _, grad_norms, metrics, _, _ in rows:
-        parts += (value, weight, grad_norm)
-        if grad_norms:
-            parts += grad_norms.values()
-        if metrics:
-            parts += metrics.values()
-    return parts
-
-
-def _refilled(rows: Sequence[Row], parts: Iterator[Any]) -> list[Row]:
-    return [
-        (
-            name,
-            next(parts),
-            next(parts),
-            next(parts),
-            grad_error,
-            {key: next(parts) for key in grad_norms},
-            {key: next(parts) for key in metrics},
-            duration,
-            error,
-        )
-        for name, _, _, _, grad_error, grad_norms, metrics, duration, error in rows
-    ]
-
-
 def _read_term(term: TermOutput) -> TermOutput:
     rows = [_row(term)]
-    return TermOutput(*_refilled(rows, iter(_numbers(_parts(rows))))[0])
-
-
-def _batched(total: Any) -> bool:
-    """Whether this is the output of many calls, as `vmap` and `scan` give."""
-    return len(getattr(total, "shape", ())) > 0
-
-
-def _one_at_a_time(total: Any) -> ShapeError:
-    return ShapeError(
-        f"this output holds many calls: its total has shape {tuple(total.shape)}; "
-        "take one of them to read, as by jax.tree.map(lambda part: part[0], out)"
-    )
+    return TermOutput(*refilled(rows, iter(as_numbers(parts_of(rows))))[0])
 
 
 def _read(output: LossOutput) -> LossOutput:
-    if _batched(output.total):
-        raise _one_at_a_time(output.total)
+    if batched(output.total):
+        raise one_at_a_time(output.total)
     rows = [*([] if output.base is None else [_row(output.base)]), *_rows(output.terms)]
     whole = (output.total, output.regularizer_total, output.total_grad_norm, output.cosines)
-    parts = iter(_numbers([*whole, *_parts(rows)]))
+    parts = iter(as_numbers([*whole, *parts_of(rows)]))
     total, regularizers, norm, cosines = next(parts), next(parts), next(parts), next(parts)
-    plain = _refilled(rows, parts)
+    plain = refilled(rows, parts)
     base = None if output.base is None else TermOutput(*plain.pop(0))
     return LossOutput(total, Terms(plain), base, regularizers, norm, cosines=cosines)
-
-
-def _traced(*values: Any) -> bool:
-    return any((ops := owner(value)) is not None and ops.tracing(value) for value in values)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float | int) else str(value)
-
-
-def _detached(value: Any) -> Any:
-    if is_mapping(value):
-        return {key: _detached(part) for key, part in value.items()}
-    if is_row(value):
-        kind: Any = type(value)
-        return getattr(kind, "_make", kind)([_detached(part) for part in value])
-    ops = owner(value)
-    return value if ops is None else ops.stop_gradient(value)
 
 
 # The forms that people and programs read.
@@ -552,7 +458,7 @@ def _flat(output: LossOutput) -> dict[str, float]:
         numbers["total"] = read[0]
         return numbers
     everything = rows if output.base is None else [*rows, _row(output.base)]
-    parts = iter(_numbers([output.total, output.total_grad_norm, *_parts(everything)]))
+    parts = iter(as_numbers([output.total, output.total_grad_norm, *parts_of(everything)]))
     total, norm = next(parts), next(parts)
     for name, _, _, _, grad_error, inputs, metrics, _, _ in everything:
         value, weight, grad_norm = next(parts), next(parts), next(parts)
@@ -600,59 +506,3 @@ def _slash(plain: LossOutput) -> dict[str, float]:
         for i, first in enumerate(names):
             numbers |= {f"grad_cos/{first}__{names[j]}": plain.cosines[i][j] for j in range(i + 1, len(names))}
     return {key: float(number) for key, number in numbers.items()}
-
-
-# JAX sees both as pytrees, so that they can leave a jit and be the auxiliary output of a grad.
-
-_known = False
-
-
-def known_to_jax() -> None:
-    """Register both classes with JAX; to be called where JAX is loaded, as often as one likes."""
-    global _known
-    if _known:
-        return
-    _known = True
-    tree_util: Any = sys.modules["jax"].tree_util
-    tree_util.register_pytree_node(TermOutput, _apart, _together)
-    tree_util.register_pytree_node(LossOutput, _output_apart, _output_together)
-
-
-def _apart(term: TermOutput) -> tuple[Any, Any]:
-    # A weight that is a number stays one: it is part of the structure.
-    traced = owner(term.weight) is not None
-    parts = (term.value, term.weight if traced else None, term.grad_norm, tuple(term.grad_norms.values()))
-    # Without the duration: it differs at every call, and the structure would with it.
-    fixed = (term.name, None if traced else term.weight, term.grad_error, term.error)
-    return (*parts, tuple(term.metrics.values())), (*fixed, tuple(term.grad_norms), tuple(term.metrics))
-
-
-def _together(fixed: Any, parts: Any) -> TermOutput:
-    value, traced, norm, norms, metrics = parts
-    name, weight, grad_error, error, inputs, keys = fixed
-    return TermOutput(
-        name,
-        value,
-        traced if weight is None else weight,
-        norm,
-        grad_error,
-        dict(zip(inputs, norms, strict=True)),
-        dict(zip(keys, metrics, strict=True)),
-        None,
-        error,
-    )
-
-
-def _output_apart(output: LossOutput) -> tuple[Any, Any]:
-    parts = [getattr(output, entry.name) for entry in fields(output) if entry.name != "terms"]
-    return (tuple(output.terms.values()), *parts), None
-
-
-def _output_together(_: None, parts: Any) -> LossOutput:
-    terms, total, *others = parts
-    # JAX also calls this with placeholders, which have no names.
-    return LossOutput(total, Terms.of(terms) if _real(terms) else terms, *others)
-
-
-def _real(terms: Any) -> bool:
-    return all(isinstance(term, TermOutput) for term in terms)

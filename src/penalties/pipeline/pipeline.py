@@ -1,23 +1,21 @@
 """An ordered set of terms that becomes one loss."""
 
-import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from ..backends import Backend, owner
-from ..errors import GradientError, InputError, OptionError, TermError
+from ..backends import owner
+from ..errors import InputError, OptionError, TermError
 from ..functional.options import is_whole
 from ..telemetry import events
-from .combine import Gradients, combined
-from .evaluate import compute, differentiate
+from .call import Call, guarded
+from .combine import combined
+from .evaluate import compute
 from .inputs import prepared, surroundings
-from .kinds import is_mapping, is_row
-from .output import BASE, NOTHING, LossOutput, Row
+from .output import BASE, LossOutput
+from .reading import NOTHING, Row
 from .state import Wrapper
 from .table import table
-from .targets import Targets
 from .term import Regularizer, Term, Weight, check_weight, same
 
 __all__ = ["Pipeline"]
@@ -29,8 +27,6 @@ _MOST: Final = 100
 
 _INPUT: Final = "input"
 """What a single positional input is called."""
-
-_calls = itertools.count(1)
 
 
 class Pipeline:
@@ -327,7 +323,7 @@ class Pipeline:
         if events.handlers and ops is not None and not quiet:
             # Inside jax.jit even a constant is traced, where all inputs come from outside.
             quiet = ops.tracing(ops.zero(like))
-        call = _Call(self, step, asked) if asked is not None or (events.handlers and not quiet) else None
+        call = Call(self, step, asked) if asked is not None or (events.handlers and not quiet) else None
         if call is not None:
             call.start(quiet)
         try:
@@ -359,7 +355,7 @@ class Pipeline:
                     duration = None if quiet else time.perf_counter() - start
                     row = (term.name, value, weight, None, None, NOTHING, metrics, duration, None)
                 else:
-                    row, new = _guarded(term, weight, inputs, step, before, None, quiet, due)
+                    row, new = guarded(term, weight, inputs, step, before, None, quiet, due)
                 ran.append(term)
                 rows.append(row)
                 if new is not None:
@@ -397,144 +393,6 @@ class Pipeline:
         for name in weights:
             self._place("weights", name)
         return {name: check_weight(name, weight) for name, weight in weights.items()}
-
-
-class _Call:
-    """One call of a pipeline that takes gradients, or that somebody listens to."""
-
-    __slots__ = ("asked", "began", "gradients", "heard", "metadata", "pipeline", "quiet", "running", "step")
-
-    def __init__(self, pipeline: Pipeline, step: Any, asked: tuple[Sequence[str] | None, bool] | None) -> None:
-        self.pipeline = pipeline
-        self.step = step
-        self.asked = asked
-        self.gradients: Gradients | None = None
-        self.running: Term | None = None
-
-    def start(self, quiet: bool) -> None:
-        self.quiet = quiet
-        # Who attaches in the middle of a call hears of the next one.
-        self.heard = len(events.handlers) > 0 and not quiet
-        if not self.heard:
-            return
-        self.began = time.perf_counter()
-        self.metadata: dict[str, Any] = {
-            "call": next(_calls),
-            "pipeline": self.pipeline.name,
-            "term_count": sum(term.enabled for term in self.pipeline.terms),
-            "step": self.step,
-            "track_grad_norms": self.asked is not None,
-        }
-        events.emit("pipeline.start", {"time": time.time(), "monotonic_time": time.monotonic()}, self.metadata)
-
-    def stop(self, output: LossOutput) -> None:
-        if not self.heard:
-            return
-        measured = {
-            "duration": time.perf_counter() - self.began,
-            "monotonic_time": time.monotonic(),
-            "loss_total": output.total,
-            "regularizer_total": output.regularizer_total,
-            "total_grad_norm": output.total_grad_norm,
-        }
-        events.emit("pipeline.stop", measured, {**self.metadata, "output": output})
-
-    def failed(self, error: BaseException) -> None:
-        if self.heard:
-            metadata = {**self.metadata, "error": error, "term": None if self.running is None else self.running.name}
-            events.emit("pipeline.exception", {"duration": time.perf_counter() - self.began}, metadata)
-
-    def differentiate(self, inputs: Mapping[str, Any], terms: Sequence[Term]) -> None:
-        """From now on take gradients too, with respect to what was asked for, or what the terms read."""
-        assert self.asked is not None, "called by value_and_grad"
-        wrt, cosines = self.asked
-        read = [name for term in terms if term.enabled for name in term.inputs.values()] if wrt is None else wrt
-        targets = Targets.of("value_and_grad", inputs, read, asked=wrt is not None)
-        self.gradients = Gradients(targets, cosines)
-
-    def evaluate(self, term: Term, weight: Weight, inputs: Mapping[str, Any], state: Any, due: Any) -> tuple[Row, Any]:
-        """A term's row and its new state, with the events of a term around it where somebody listens."""
-        if not self.heard:
-            return _guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
-        self.running = term
-        metadata: dict[str, Any] = {
-            "call": self.metadata["call"],
-            "name": term.name,
-            "weight": weight,
-            "runs": term.runs,
-            "async": term.asynchronous,
-            "step": self.step,
-        }
-        events.emit("term.start", {"time": time.time()}, metadata)
-        start = time.perf_counter()
-        try:
-            row, new = _guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
-        except BaseException as error:
-            _term_failed(error, time.perf_counter() - start, metadata)
-            raise
-        _, value, _, grad_norm, _, _, _, duration, error = row
-        if error is not None:
-            _term_failed(error, time.perf_counter() - start, metadata)
-        else:
-            measured = {"duration": duration, "value": value, "contribution": weight * value, "grad_norm": grad_norm}
-            events.emit("term.stop", measured, metadata)
-        self.running = None
-        return row, new
-
-
-def _term_failed(error: BaseException, duration: float, metadata: Mapping[str, Any]) -> None:
-    phase = "gradient" if isinstance(error, GradientError) else getattr(error, "phase", "value")
-    events.emit("term.exception", {"duration": duration}, {**metadata, "phase": phase, "error": error})
-
-
-def _guarded(
-    term: Term,
-    weight: Weight,
-    inputs: Mapping[str, Any],
-    step: Any,
-    state: Any,
-    gradients: Gradients | None,
-    quiet: bool,
-    due: Any,
-) -> tuple[Row, Any]:
-    """A term's row and its new state, with an error in place of a value where the term fails and may be skipped."""
-    start = 0.0 if quiet else time.perf_counter()
-    grad_norm = grad_error = None
-    grad_norms: Mapping[str, Any] = NOTHING
-    try:
-        if gradients is None:
-            value, _, metrics, new = compute(term, inputs, step, state)
-        else:
-            counted = weight if due is True else gradients.targets.ops.where(due, weight, 0.0)
-            scale = gradients.scale(counted)
-            result, leaves, grad_error = differentiate(
-                term, inputs, gradients.targets, step=step, state=state, scale=scale
-            )
-            value, _, metrics, new = result
-            if due is not True and leaves is not None:
-                # Where it rests, whatever its gradient is there.
-                leaves = [None if leaf is None else gradients.targets.ops.where(due, leaf, 0.0) for leaf in leaves]
-            grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted)
-    except TermError as error:
-        if term.on_error == "raise":
-            raise
-        # Without the frames, which would keep the inputs alive as long as the output.
-        for one in (error, error.__cause__):
-            if one is not None:
-                one.__traceback__ = None
-        return (term.name, None, weight, None, None, NOTHING, NOTHING, None, error), None
-    if due is not True:
-        ops = owner(due)
-        assert ops is not None, "a plain step was decided before"
-        value = ops.where(due, value, 0.0)
-        grad_norm = None if grad_norm is None else ops.where(due, grad_norm, 0.0)
-        grad_norms = {name: ops.where(due, norm, 0.0) for name, norm in grad_norms.items()}
-        if new is not None:
-            # A running mean that has not begun yet is NaN, and begins at the next value.
-            before = math.nan if state is None and isinstance(term.fn, Wrapper) else state
-            new = new if before is None else _chosen(ops, due, new, before)
-    duration = None if quiet else time.perf_counter() - start
-    return (term.name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, None), new
 
 
 def _made(terms: tuple[Term, ...], base: Term | None, name: str | None) -> Pipeline:
@@ -600,20 +458,6 @@ def _due(term: Term, step: Any) -> Any:
         # By a branch: inside torch.compile a step is a symbol, and bool() of it would be one too.
         return True if due else False  # noqa: SIM210
     return due
-
-
-def _chosen(ops: Backend, due: Any, new: Any, before: Any) -> Any:
-    """The new state where due, array by array."""
-    if is_mapping(new):
-        return {
-            key: _chosen(ops, due, part, before[key] if is_mapping(before) else before) for key, part in new.items()
-        }
-    if is_row(new):
-        kind: Any = type(new)
-        others = before if is_row(before) else [before] * len(new)
-        parts = [_chosen(ops, due, part, other) for part, other in zip(new, others, strict=True)]
-        return getattr(kind, "_make", kind)(parts)
-    return new if owner(new) is None else ops.where(due, new, before)
 
 
 def _elsewhere(term: Term) -> str:
