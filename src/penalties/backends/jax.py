@@ -21,6 +21,7 @@ __all__ = [
     "abs",
     "accumulate",
     "add",
+    "add_gradients",
     "amax",
     "any",
     "arange",
@@ -69,6 +70,7 @@ __all__ = [
     "weighted_sum",
     "where",
     "zero",
+    "zeros_like",
 ]
 
 LIBRARY: Final = "JAX"
@@ -368,6 +370,24 @@ def _watch() -> Any:
 def accumulate(total: Any, gradient: "Array", weight: Any, *, owned: bool) -> "Array":
     scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
     return scaled if total is None else total + scaled
+
+
+def add_gradients(
+    fn: Callable[..., "Array"],
+    arrays: Sequence["Array"],
+    wanted: Sequence[int],
+    *,
+    scale: float,
+    mean: bool,
+    sum_at: Callable[[int], "Array"],
+    weight: float,
+) -> tuple["Array", list["Array"]] | None:
+    # The compiler decides what stays in the cache.
+    return None
+
+
+def zeros_like(x: "Array") -> "Array":
+    return _jax().numpy.zeros_like(x)
 
 
 def separate(gradients: Sequence[Any]) -> list[Any]:

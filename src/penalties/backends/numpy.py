@@ -14,6 +14,7 @@ __all__ = [
     "abs",
     "accumulate",
     "add",
+    "add_gradients",
     "amax",
     "any",
     "arange",
@@ -62,6 +63,7 @@ __all__ = [
     "weighted_sum",
     "where",
     "zero",
+    "zeros_like",
 ]
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -297,6 +299,24 @@ def value_and_gradients(
 
 def accumulate(total: NDArray | None, gradient: NDArray, weight: Any, *, owned: bool) -> NDArray:
     return gradient * weight if total is None else total + gradient * weight
+
+
+def add_gradients(
+    fn: Callable[..., NDArray],
+    arrays: Sequence[NDArray],
+    wanted: Sequence[int],
+    *,
+    scale: float,
+    mean: bool,
+    sum_at: Callable[[int], NDArray],
+    weight: float,
+) -> tuple[NDArray, list[NDArray]] | None:
+    # NumPy has no gradients.
+    return None
+
+
+def zeros_like(x: NDArray) -> NDArray:
+    return np.zeros_like(x)
 
 
 def separate(gradients: Sequence[Any]) -> list[Any]:

@@ -218,6 +218,29 @@ class Backend(Protocol):
         """`total + weight·gradient`, which may overwrite a `total` that is `owned`; None counts as 0."""
         ...
 
+    def add_gradients(
+        self,
+        fn: Callable[..., Any],
+        arrays: Sequence[Any],
+        wanted: Sequence[int],
+        /,
+        *,
+        scale: float,
+        mean: bool,
+        sum_at: Callable[[int], Any],
+        weight: float,
+    ) -> tuple[Any, list[Any]] | None:
+        """The value of a function that is a sum or mean over rows, and the norm of its gradient at each wanted array.
+
+        Adds `scale·weight` times the gradient at a place to `sum_at(place)`. It is taken a few rows at a time; None,
+        and nothing done, where that is not faster than all at once.
+        """
+        ...
+
+    def zeros_like(self, x: Any, /) -> Any:
+        """Zeros in the form of an array, without its graph."""
+        ...
+
     def separate(self, gradients: Sequence[Any], /) -> list[Any]:
         """The gradients as arrays that may be written to, one without the others."""
         ...

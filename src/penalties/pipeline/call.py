@@ -17,6 +17,7 @@ from .reading import NOTHING, Row
 from .state import Wrapper
 from .targets import Targets
 from .term import Term, Weight
+from .tiles import in_tiles
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -137,15 +138,20 @@ def guarded(
             value, _, metrics, new = compute(term, inputs, step, state)
         else:
             counted = weight if due is True else gradients.targets.ops.where(due, weight, 0.0)
-            scale = gradients.scale(counted)
-            result, leaves, grad_error = differentiate(
-                term, inputs, gradients.targets, step=step, state=state, scale=scale
-            )
-            value, _, metrics, new = result
-            if due is not True and leaves is not None:
-                # Where it rests, whatever its gradient is there.
-                leaves = [None if leaf is None else gradients.targets.ops.where(due, leaf, 0.0) for leaf in leaves]
-            grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted)
+            tiled = None if quiet else in_tiles(term, inputs, gradients, counted)
+            if tiled is not None:
+                value, grad_norm, grad_norms = tiled
+                metrics, new = NOTHING, None
+            else:
+                scale = gradients.scale(counted)
+                result, leaves, grad_error = differentiate(
+                    term, inputs, gradients.targets, step=step, state=state, scale=scale
+                )
+                value, _, metrics, new = result
+                if due is not True and leaves is not None:
+                    # Where it rests, whatever its gradient is there.
+                    leaves = [None if leaf is None else gradients.targets.ops.where(due, leaf, 0.0) for leaf in leaves]
+                grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted)
     except TermError as error:
         if term.on_error == "raise":
             raise

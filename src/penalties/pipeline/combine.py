@@ -35,6 +35,14 @@ class Sums:
                 # The first one may be autograd's own; from the second on the sum is ours.
                 self.owned[place] = before is not None
 
+    def own(self, place: int, like: Any) -> Any:
+        """The sum at a leaf as an array of ours, that may be added to in place."""
+        if not self.owned[place]:
+            whole, before = self.ops.zeros_like(like), self.leaves[place]
+            self.leaves[place] = whole if before is None else self.ops.accumulate(whole, before, 1.0, owned=True)
+            self.owned[place] = True
+        return self.leaves[place]
+
 
 class Gradients:
     """The gradients of the terms of one call, added up as they come: each is freed before the next."""
@@ -104,7 +112,7 @@ class Gradients:
         if self.learned:
             gradients = self._with_weights(gradients)
         filled = [
-            0 * ops.stop_gradient(leaf) if gradient is None else gradient
+            ops.zeros_like(leaf) if gradient is None else gradient
             for leaf, gradient in zip(leaves, gradients, strict=True)
         ]
         return ops.separate(filled), ops.norm(filled)
