@@ -19,7 +19,10 @@ if TYPE_CHECKING:
         PenaltiesError,
         ShapeError,
         TermError,
+        TermTimeoutError,
+        WorkerLostError,
     )
+    from .execution.executor import Executor
     from .functional import (
         consistency,
         elastic_net,
@@ -74,7 +77,10 @@ _HOMES = {
         "PenaltiesError",
         "ShapeError",
         "TermError",
+        "TermTimeoutError",
+        "WorkerLostError",
     ),
+    ".execution.executor": ("Executor",),
     ".functional": (
         "consistency",
         "elastic_net",
@@ -123,6 +129,7 @@ __all__ = [
     "EMA",
     "BackendError",
     "Evaluation",
+    "Executor",
     "Explanation",
     "GradientError",
     "InputError",
@@ -139,6 +146,8 @@ __all__ = [
     "Term",
     "TermError",
     "TermOutput",
+    "TermTimeoutError",
+    "WorkerLostError",
     "__version__",
     "consistency",
     "elastic_net",

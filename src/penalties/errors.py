@@ -1,5 +1,7 @@
 """The errors this library raises; every one derives from `PenaltiesError`."""
 
+from typing import Any
+
 __all__ = [
     "BackendError",
     "GradientError",
@@ -10,6 +12,8 @@ __all__ = [
     "PenaltiesError",
     "ShapeError",
     "TermError",
+    "TermTimeoutError",
+    "WorkerLostError",
 ]
 
 
@@ -124,11 +128,45 @@ class TermError(PenaltiesError, RuntimeError):
         self.term = term
         self.message = message
         self.phase = phase
+        self.output: Any = None
+        """What the other terms gave, where an executor ran them: a `LossOutput` without this one."""
         super().__init__(f"{term}: {message}")
 
     def __reduce__(self) -> tuple[type["TermError"], tuple[str, str, str]]:
         """Pickle by the parts, so that the error survives a trip between processes."""
         return type(self), (self.term, self.message, self.phase)
+
+
+class TermTimeoutError(TermError, TimeoutError):
+    """A term took longer than it may; `abandoned` says that it could not be stopped and still runs.
+
+    >>> import penalties as pn
+    >>> error = pn.TermTimeoutError("topology", "took more than 2 s", abandoned=True)
+    >>> isinstance(error, TimeoutError), error.term, error.abandoned
+    (True, 'topology', True)
+    """
+
+    def __init__(self, term: str, message: str, phase: str = "value", *, abandoned: bool = False) -> None:
+        """Keep whether it still runs beside the rest."""
+        super().__init__(term, message, phase)
+        self.abandoned = abandoned
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the parts, so that the error survives a trip between processes."""
+        return _late, (self.term, self.message, self.phase, self.abandoned)
+
+
+def _late(term: str, message: str, phase: str, abandoned: bool) -> TermTimeoutError:
+    return TermTimeoutError(term, message, phase, abandoned=abandoned)
+
+
+class WorkerLostError(TermError):
+    """The process or machine that a term ran on is gone: it crashed, was killed, or left the cluster.
+
+    >>> import penalties as pn
+    >>> issubclass(pn.WorkerLostError, pn.TermError)
+    True
+    """
 
 
 class MissingLibraryError(PenaltiesError, ImportError):
@@ -167,6 +205,10 @@ class NonFiniteError(PenaltiesError, ValueError):
     def __init__(self, kind: str, message: str) -> None:
         """Keep the kind beside the message."""
         self.kind = kind
+        self.term: str | None = None
+        """The term whose value it is, where an executor ran it."""
+        self.output: Any = None
+        """What the other terms gave, as of a `TermError`."""
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str]]:

@@ -26,6 +26,7 @@ __all__ = [
     "any",
     "arange",
     "as_array",
+    "captures",
     "cast",
     "choice",
     "clip",
@@ -310,6 +311,10 @@ def as_array(value: Any, like: "Array") -> "Array":
 def differentiable(x: "Array", *, asked: bool) -> bool:
     jnp = _jax().numpy
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def captures(value: "Array", inputs: Sequence["Array"]) -> bool:
+    return False
 
 
 def loose(value: "Array") -> bool:

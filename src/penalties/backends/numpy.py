@@ -19,6 +19,7 @@ __all__ = [
     "any",
     "arange",
     "as_array",
+    "captures",
     "cast",
     "choice",
     "clip",
@@ -274,6 +275,10 @@ def as_array(value: Any, like: NDArray) -> NDArray:
 
 def differentiable(x: NDArray, *, asked: bool) -> bool:
     return x.dtype.kind == "f"
+
+
+def captures(value: NDArray, inputs: Sequence[NDArray]) -> bool:
+    return False
 
 
 def loose(value: NDArray) -> bool:

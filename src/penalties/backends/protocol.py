@@ -193,6 +193,10 @@ class Backend(Protocol):
         """Whether a gradient with respect to `x` can be taken if it is asked for, or is wanted unasked."""
         ...
 
+    def captures(self, value: Any, inputs: Sequence[Any], /) -> bool:
+        """Whether a value hangs on an array that requires a gradient and is none of the inputs."""
+        ...
+
     def loose(self, value: Any, /) -> bool:
         """Whether a value of `value_and_gradients` hangs on its inputs no more: its gradient is all there is."""
         ...

@@ -26,6 +26,7 @@ __all__ = [
     "any",
     "arange",
     "as_array",
+    "captures",
     "cast",
     "choice",
     "clip",
@@ -467,8 +468,12 @@ def _point(x: "Tensor") -> "Tensor":
 
 def _captures(value: "Tensor", points: Sequence["Tensor"]) -> bool:
     """Whether the graph of a value leads to a leaf other than through the points."""
-    ends = {point.grad_fn for point in points}
     leaves = {id(point) for point in points}
+    return _leads_beyond(value, {point.grad_fn for point in points}, lambda leaf: id(leaf) in leaves)
+
+
+def _leads_beyond(value: "Tensor", ends: set[Any], known: Callable[["Tensor"], bool]) -> bool:
+    """Whether the graph of a value leads to an unknown leaf without passing one of the ends."""
     waiting: list[Any] = [value.grad_fn]
     seen: set[Any] = set()
     while waiting:
@@ -476,10 +481,19 @@ def _captures(value: "Tensor", points: Sequence["Tensor"]) -> bool:
         if node is None or node in seen or node in ends:
             continue
         seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in leaves:
+        if hasattr(node, "variable") and not known(node.variable):
             return True
         waiting += [follower for follower, _ in node.next_functions]
     return False
+
+
+def captures(value: "Tensor", inputs: Sequence["Tensor"]) -> bool:
+    if not value.requires_grad:
+        return False
+    # The points that a gradient is taken at share the memory of the inputs.
+    ends = {x.grad_fn for x in inputs}
+    memory = {x.untyped_storage().data_ptr() for x in inputs}
+    return _leads_beyond(value, ends, lambda leaf: leaf.untyped_storage().data_ptr() in memory)
 
 
 def loose(value: "Tensor") -> bool:

@@ -3,11 +3,11 @@
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..backends import Backend, owner
-from ..errors import GradientError, TermError
+from ..errors import GradientError, NonFiniteError, TermError
 from ..telemetry import events
 from .combine import Gradients
 from .evaluate import compute, differentiate
@@ -22,9 +22,13 @@ from .tiles import in_tiles
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["Call", "guarded"]
+__all__ = ["Call", "Job", "Runner", "failed_row", "guarded"]
 
 _calls: Final = itertools.count(1)
+_UNHEARD: Final[tuple[float, dict[str, Any]]] = (0.0, {})
+
+Job: TypeAlias = tuple[Term, Weight, Any]
+"""A term to be evaluated, its weight in this call, and its state before."""
 
 
 class Call:
@@ -88,6 +92,19 @@ class Call:
         """A term's row and its new state, with the events of a term around it where somebody listens."""
         if not self.heard:
             return guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
+        began = self.term_began(term, weight)
+        try:
+            row, new = guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
+        except BaseException as error:
+            self.term_broke(began, error)
+            raise
+        self.term_ended(began, row)
+        return row, new
+
+    def term_began(self, term: Term, weight: Weight) -> tuple[float, dict[str, Any]]:
+        """Announce that a term begins; what this gives goes to `term_ended`."""
+        if not self.heard:
+            return _UNHEARD
         self.running = term
         metadata: dict[str, Any] = {
             "call": self.metadata["call"],
@@ -98,20 +115,39 @@ class Call:
             "step": self.step,
         }
         events.emit("term.start", {"time": time.time()}, metadata)
-        start = time.perf_counter()
-        try:
-            row, new = guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
-        except BaseException as error:
-            _term_failed(error, time.perf_counter() - start, metadata)
-            raise
-        _, value, _, grad_norm, _, _, _, duration, error = row
+        return time.perf_counter(), metadata
+
+    def term_ended(self, began: tuple[float, dict[str, Any]], row: Row) -> None:
+        """Announce what came of a term."""
+        if not self.heard:
+            return
+        start, metadata = began
+        _, value, weight, grad_norm, _, _, _, duration, error = row
         if error is not None:
             _term_failed(error, time.perf_counter() - start, metadata)
         else:
             measured = {"duration": duration, "value": value, "contribution": weight * value, "grad_norm": grad_norm}
             events.emit("term.stop", measured, metadata)
         self.running = None
-        return row, new
+
+    def term_broke(self, began: tuple[float, dict[str, Any]], error: BaseException) -> None:
+        """Announce that a term ends the call."""
+        start, metadata = began
+        _term_failed(error, time.perf_counter() - start, metadata)
+
+    def taken(
+        self, term: Term, weight: Weight, value: Any, leaves: Sequence[Any] | None
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Add the gradient of a term that was evaluated before; its norms."""
+        if self.gradients is None:
+            return None, NOTHING
+        return self.gradients.take(term.name, value, leaves, weight, 1.0)
+
+
+Runner: TypeAlias = Callable[
+    [Call, Sequence[Job], Mapping[str, Any]], tuple[Sequence[tuple[Row, Any]], "TermError | NonFiniteError | None"]
+]
+"""Evaluates the terms of a call: a row and a new state for each, and what to raise when the output is made."""
 
 
 def _term_failed(error: BaseException, duration: float, metadata: Mapping[str, Any]) -> None:
@@ -151,15 +187,11 @@ def guarded(
                 if due is not True and leaves is not None:
                     # Where it rests, whatever its gradient is there.
                     leaves = [None if leaf is None else gradients.targets.ops.where(due, leaf, 0.0) for leaf in leaves]
-                grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted)
+                grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted, scale)
     except TermError as error:
         if term.on_error == "raise":
             raise
-        # Without the frames, which would keep the inputs alive as long as the output.
-        for one in (error, error.__cause__):
-            if one is not None:
-                one.__traceback__ = None
-        return (term.name, None, weight, None, None, NOTHING, NOTHING, None, error), None
+        return failed_row(term, weight, error), None
     if due is not True:
         ops = owner(due)
         assert ops is not None, "a plain step was decided before"
@@ -172,6 +204,15 @@ def guarded(
             new = new if before is None else _chosen(ops, due, new, before)
     duration = None if quiet else time.perf_counter() - start
     return (term.name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, None), new
+
+
+def failed_row(term: Term, weight: Weight, error: BaseException) -> Row:
+    """The row of a term that has an error in place of a value."""
+    # Without the frames, which would keep the inputs alive as long as the output.
+    for one in (error, error.__cause__):
+        if one is not None:
+            one.__traceback__ = None
+    return term.name, None, weight, None, None, NOTHING, NOTHING, None, error
 
 
 def _chosen(ops: Backend, due: Any, new: Any, before: Any) -> Any:

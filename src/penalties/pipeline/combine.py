@@ -70,15 +70,14 @@ class Gradients:
         return weight if type(weight) is float and 1e-6 <= weight <= 1e6 else 1.0
 
     def take(
-        self, name: str, value: Any, leaves: Sequence[Any] | None, weight: Weight
+        self, name: str, value: Any, leaves: Sequence[Any] | None, weight: Weight, scale: float
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Add a gradient that has its scale; gives its norm over all inputs, and over each if there are several."""
+        """Add a gradient of this scale; gives its norm over all inputs, and over each if there are several."""
         ops = self.targets.ops
         if getattr(weight, "requires_grad", False):
             self.learned.append((value, weight))
         if leaves is None:
             return None, {}
-        scale = self.scale(weight)
         present = [gradient for gradient in leaves if gradient is not None]
         # The norm first: the sum then finds the gradient in the cache, and pushes it out.
         norm = ops.norm(present) / scale

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..backends import Backend, owner
 from ..errors import TermError
+from .awaitables import awaited, is_awaitable
 from .inputs import arrays_in, paired
 from .kinds import described, is_mapping, is_number, is_row
 from .reading import NOTHING
@@ -47,6 +48,8 @@ class Evaluation:
 
 def completed(term: Term, arguments: list[Any], keywords: dict[str, Any], result: Any) -> Result:
     """What a term returned, checked and brought into one form."""
+    if owner(result) is None and is_awaitable(result):
+        result = awaited(term.name, result)
     like = arguments[0] if arguments else None
     library = owner(like)
     gradient = state = None

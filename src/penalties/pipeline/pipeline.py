@@ -8,7 +8,7 @@ from ..backends import owner
 from ..errors import InputError, OptionError, TermError
 from ..functional.options import is_whole
 from ..telemetry import events
-from .call import Call, guarded
+from .call import Call, Job, Runner, guarded
 from .combine import combined
 from .evaluate import compute
 from .inputs import prepared, surroundings
@@ -18,7 +18,7 @@ from .state import Wrapper
 from .table import table
 from .term import Regularizer, Term, Weight, check_weight, same
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "check_wrt", "is_due"]
 
 TermLike: TypeAlias = Term | Callable[..., Any] | Regularizer | str
 
@@ -295,12 +295,21 @@ class Pipeline:
         >>> {name: round(number, 6) for name, number in out.metrics().items() if "grad" in name}
         {'l1_grad_norm': 1.732051, 'l2_grad_norm': 7.483315, 'total_grad_norm': 0.07644}
         """
-        names = (wrt,) if isinstance(wrt, str) else wrt
-        if owner(wrt) is not None:
-            raise OptionError("value_and_grad", "wrt", "an array", "the name of an input, or names")
-        if names is not None and (not names or not all(isinstance(cast("object", name), str) for name in names)):
-            raise OptionError("value_and_grad", "wrt", wrt, "a name or names of inputs, or None")
-        return self._run(inputs, named, weights, step, state, (names, bool(cosines)))
+        asked = (check_wrt("value_and_grad", wrt), bool(cosines))
+        return self._run(inputs, named, weights, step, state, asked)
+
+    def run_with(
+        self,
+        runner: Runner,
+        positional: tuple[Any, ...],
+        named: dict[str, Any],
+        weights: Mapping[str, Weight] | None,
+        step: Any,
+        state: Mapping[str, Any] | None,
+        asked: tuple[Sequence[str] | None, bool] | None,
+    ) -> LossOutput:
+        """The output of a call whose terms somebody else evaluates, as an executor does."""
+        return self._run(positional, named, weights, step, state, asked, runner=runner)
 
     def _run(
         self,
@@ -312,6 +321,7 @@ class Pipeline:
         asked: tuple[Sequence[str] | None, bool] | None,
         *,
         bare: bool = False,
+        runner: Runner | None = None,
     ) -> Any:
         """The output; where nobody listens and `bare` says that the total is enough, that alone."""
         inputs, terms, base = self._given(positional, named)
@@ -323,7 +333,8 @@ class Pipeline:
         if events.handlers and ops is not None and not quiet:
             # Inside jax.jit even a constant is traced, where all inputs come from outside.
             quiet = ops.tracing(ops.zero(like))
-        call = Call(self, step, asked) if asked is not None or (events.handlers and not quiet) else None
+        listened = len(events.handlers) > 0 and not quiet
+        call = Call(self, step, asked) if asked is not None or listened or runner is not None else None
         if call is not None:
             call.start(quiet)
         try:
@@ -331,14 +342,15 @@ class Pipeline:
                 call.differentiate(inputs, terms if base is None else (base, *terms))
             ran: list[Term] = []
             rows: list[Row] = []
+            jobs: list[Job] = []
             # Who rests, or is skipped, keeps what it knows.
             new_state = {} if state is None else {name: state[name] for name in state if name in self._known}
             for term in terms if base is None else (base, *terms):
                 due = True
                 if not term.usual:
-                    if not term.enabled or (term.every > 1 and (due := _due(term, step)) is False):
+                    if not term.enabled or (term.every > 1 and (due := is_due(term, step)) is False):
                         continue
-                    if term.runs != "inline" or term.asynchronous:
+                    if runner is None and (term.runs != "inline" or term.asynchronous):
                         if call is not None:
                             call.running = term
                         raise TermError(term.name, _elsewhere(term))
@@ -346,6 +358,9 @@ class Pipeline:
                 if overrides is not None and term is not base:
                     weight = overrides.get(term.name, weight)
                 before = None if state is None else state.get(term.name)
+                if runner is not None:
+                    jobs.append((term, weight, before))
+                    continue
                 if call is not None:
                     row, new = call.evaluate(term, weight, inputs, before, due)
                 elif term.usual:
@@ -360,10 +375,19 @@ class Pipeline:
                 rows.append(row)
                 if new is not None:
                     new_state[term.name] = new
+            failure = None
+            if runner is not None and call is not None:
+                found, failure = runner(call, jobs, inputs)
+                ran = [term for term, _, _ in jobs]
+                rows = [row for row, _ in found]
+                new_state |= {row[0]: new for row, new in found if new is not None}
             gradients = None if call is None else call.gradients
             output = combined(
                 ran, rows, base, ops, like, gradients, new_state, single=len(positional) > 0, bare=bare and call is None
             )
+            if failure is not None:
+                failure.output = output
+                raise failure
         except BaseException as error:
             if call is not None:
                 call.failed(error)
@@ -393,6 +417,16 @@ class Pipeline:
         for name in weights:
             self._place("weights", name)
         return {name: check_weight(name, weight) for name, weight in weights.items()}
+
+
+def check_wrt(function: str, wrt: str | Sequence[str] | None) -> Sequence[str] | None:
+    """What gradients are taken with respect to, as names; None is whatever requires one."""
+    names = (wrt,) if isinstance(wrt, str) else wrt
+    if owner(wrt) is not None:
+        raise OptionError(function, "wrt", "an array", "the name of an input, or names")
+    if names is not None and (not names or not all(isinstance(cast("object", name), str) for name in names)):
+        raise OptionError(function, "wrt", wrt, "a name or names of inputs, or None")
+    return names
 
 
 def _made(terms: tuple[Term, ...], base: Term | None, name: str | None) -> Pipeline:
@@ -449,7 +483,7 @@ def _checked_step(step: Any) -> Any:
     raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array of one")
 
 
-def _due(term: Term, step: Any) -> Any:
+def is_due(term: Term, step: Any) -> Any:
     """Whether the term runs at this step; where the step is traced, an array that says so."""
     if step is None:
         raise InputError(f"{term.name}: runs every {term.every} steps; pass step= to the call")

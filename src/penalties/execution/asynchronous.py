@@ -1,0 +1,200 @@
+"""Terms that are awaited: on a loop of the executor's own, never on the caller's."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from ..errors import TermTimeoutError
+from ..pipeline.evaluation import Evaluation
+from ..pipeline.inputs import arrays_in
+from .ambient import captured
+from .awaiting import wait_here
+from .task import Task
+from .threads import RunningThread, Threads
+
+__all__ = ["Async"]
+
+_MOST: Final = 101
+"""Terms that may be awaited at once: those of a pipeline, and its base."""
+
+_BEAT: Final = 0.5
+"""Seconds in which a loop that is not blocked answers."""
+
+
+class Async:
+    """An event loop in a thread of its own; each term waits for its part on it."""
+
+    def __init__(self) -> None:
+        """The loop starts with the first term."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._threads = Threads(_MOST)
+        self._blocked = 0
+        self._orphans: set[asyncio.Task[Any]] = set()
+
+    @property
+    def abandoned(self) -> int:
+        """Loops that a coroutine blocks, coroutines that would not be cancelled, and threads that hang."""
+        return self._blocked + len(self._orphans) + self._threads.abandoned
+
+    def start(self, task: Task) -> "_Running":
+        """Call the function; what it returns is awaited on the loop."""
+        running = _Running(self)
+        # JAX differentiates what runs in one thread: there the term has a loop of its own.
+        waiter = wait_here if task.wrt and _uses_jax(task) else running.wait
+        running.thread = self._threads.start(task, waiter)
+        return running
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, which runs."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run_forever, args=(self._loop,), name="penalties-loop", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def left(self, waited: Future[Any], coroutine: asyncio.Task[Any] | None, loop: asyncio.AbstractEventLoop) -> bool:
+        """After a term was cancelled: whether its coroutine runs on, because it blocks the loop or will not stop."""
+        ended = threading.Event()
+
+        def look() -> None:
+            if coroutine is None or coroutine.done():
+                ended.set()
+            else:
+                coroutine.add_done_callback(lambda _: ended.set())
+
+        loop.call_soon_threadsafe(look)
+        if ended.wait(_BEAT):
+            return False
+        beat = threading.Event()
+        loop.call_soon_threadsafe(beat.set)
+        if not beat.wait(_BEAT):
+            with self._lock:
+                # The others' coroutines are on it too; the next term gets a new loop.
+                if self._loop is loop:
+                    self._loop = self._thread = None
+                    self._blocked += 1
+            return True
+        if coroutine is not None:
+            self._orphans.add(coroutine)
+            coroutine.add_done_callback(self._orphans.discard)
+        return True
+
+    def close(self) -> None:
+        """Cancel what is awaited, and end the loop and the threads."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_BEAT)
+        self._threads.close()
+
+
+class _Running:
+    """A term whose coroutine is on the loop, and the thread that waits for it."""
+
+    def __init__(self, place: Async) -> None:
+        self.place = place
+        self.thread: RunningThread | None = None
+        self._lock = threading.Lock()
+        self._waited: Future[Any] | None = None
+        self._coroutine: asyncio.Task[Any] | None = None
+        self._on: asyncio.AbstractEventLoop | None = None
+        self._cancelled = False
+
+    def wait(self, awaitable: Any) -> Any:
+        """Wait in the thread for what the loop awaits."""
+        if isinstance(awaitable, Future):
+            waited: Future[Any] = awaitable
+        else:
+            loop = self.place.loop()
+            waited = asyncio.run_coroutine_threadsafe(self._noted(awaitable, captured()), loop)
+            self._on = loop
+        with self._lock:
+            self._waited = waited
+            if self._cancelled:
+                waited.cancel()
+        return waited.result()
+
+    async def _noted(self, awaitable: Any, modes: Callable[[], AbstractContextManager[None]]) -> Any:
+        self._coroutine = asyncio.current_task()
+        return await _InModes(awaitable, modes)
+
+    def result(self) -> Evaluation:
+        """Wait until it is done or late; a late one is cancelled."""
+        thread = self.thread
+        assert thread is not None, "started"
+        try:
+            return thread.result()
+        except TermTimeoutError as late:
+            if not late.abandoned or self._waited is None:
+                raise
+            left = self.cancel()
+            end = "was cancelled" if not left else "could not be cancelled, since it blocks or refuses: it runs on"
+            raise TermTimeoutError(
+                thread.name, f"took more than {thread.timeout:g} s, and {end}", abandoned=left
+            ) from None
+
+    def cancel(self) -> bool:
+        """Cancel the coroutine; gives whether it runs on all the same."""
+        with self._lock:
+            self._cancelled = True
+            waited = self._waited
+        if waited is None:
+            assert self.thread is not None, "started"
+            self.thread.cancel()
+            return False
+        waited.cancel()
+        return self._on is not None and self.place.left(waited, self._coroutine, self._on)
+
+
+class _InModes:
+    """An awaitable whose every step runs in the modes of who awaits it, and no other coroutine's."""
+
+    def __init__(self, awaitable: Any, modes: Callable[[], AbstractContextManager[None]]) -> None:
+        self.awaitable = awaitable
+        self.modes = modes
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self.awaitable.__await__()
+        sent: Any = None
+        thrown: BaseException | None = None
+        while True:
+            try:
+                with self.modes():
+                    waited_for = steps.send(sent) if thrown is None else steps.throw(thrown)
+            except StopIteration as end:
+                return end.value
+            try:
+                sent, thrown = (yield waited_for), None
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as error:
+                thrown = error
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        if pending:
+            loop.run_until_complete(asyncio.wait(pending, timeout=_BEAT))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def _uses_jax(task: Task) -> bool:
+    return "jax" in sys.modules and any(ops.LIBRARY == "JAX" for ops, _ in arrays_in(list(task.inputs.values())))

@@ -1,0 +1,43 @@
+"""Waiting for what a term returned, in the thread that evaluates it."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+__all__ = ["wait_here"]
+
+
+class _Runners(threading.local):
+    """The event loop of each thread that had to wait: kept, since clients of services belong to one."""
+
+    def __init__(self) -> None:
+        self.runner = asyncio.Runner()
+
+
+_here = _Runners()
+
+
+def wait_here(awaitable: Any) -> Any:
+    """What an awaitable or a future gives, waited for on a loop of this thread."""
+    if isinstance(awaitable, Future):
+        return awaitable.result()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _here.runner.run(_awaited(awaitable))
+    # A notebook's loop runs in this very thread.
+    found: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(asyncio.run(_awaited(awaitable)))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found.result()
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

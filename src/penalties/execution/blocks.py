@@ -1,0 +1,149 @@
+"""Memory that processes share, taken once and used again at the next step."""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from typing import Any, Final
+
+import numpy as np
+
+from .portable import Packed
+
+__all__ = ["LARGE", "Blocks", "Lent", "Outlet", "Views", "aligned"]
+
+LARGE: Final = 64 * 1024
+"""Bytes from which on an array goes through shared memory: below, a pipe is as fast."""
+
+_ALIGNMENT: Final = 64
+_ATTACHED: Final = 128
+"""Blocks that a worker keeps open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """An array that lies in a block: what a worker needs to see it."""
+
+    block: str
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+    numpy_dtype: str
+    library: str
+    dtype: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """A block, or a part of one, that a worker may write to."""
+
+    block: str
+    nbytes: int
+
+
+class Blocks:
+    """The blocks of one executor. Who takes one gives it back, and the next who needs that much gets it."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._lock = threading.Lock()
+        self._free: list[shared_memory.SharedMemory] = []
+        self._all: dict[str, shared_memory.SharedMemory] = {}
+        self._closed = False
+
+    def take(self, nbytes: int) -> shared_memory.SharedMemory:
+        """A block of at least so many bytes."""
+        # Powers of two: arrays whose sizes vary a little, as batches do, still find each other's blocks.
+        size = 1 << max(nbytes - 1, LARGE).bit_length()
+        with self._lock:
+            for place, block in enumerate(self._free):
+                if block.size >= nbytes and block.size <= 4 * size:
+                    return self._free.pop(place)
+            if self._closed:
+                raise RuntimeError("the executor is closed")
+            block = shared_memory.SharedMemory(create=True, size=size)
+            self._all[block.name] = block
+            return block
+
+    def give(self, blocks: Sequence[shared_memory.SharedMemory], retained: Sequence[str] = ()) -> None:
+        """Give blocks back; those that a worker still looks into are let go, and never written to again."""
+        with self._lock:
+            for block in blocks:
+                if block.name not in self._all:
+                    continue
+                if block.name in retained:
+                    _remove(self._all.pop(block.name))
+                else:
+                    self._free.append(block)
+
+    def close(self) -> None:
+        """Remove all of them."""
+        with self._lock:
+            self._closed = True
+            for block in self._all.values():
+                _remove(block)
+            self._all.clear()
+            self._free.clear()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
+
+def _remove(block: shared_memory.SharedMemory) -> None:
+    with contextlib.suppress(BufferError):
+        block.close()
+    with contextlib.suppress(FileNotFoundError):
+        block.unlink()
+
+
+def lay(block: shared_memory.SharedMemory, packed: Packed, offset: int = 0) -> Lent:
+    """Copy an array into a block."""
+    data = packed.data
+    view = np.ndarray(data.shape, data.dtype, block.buf, offset)
+    np.copyto(view, data)
+    return Lent(
+        block.name,
+        offset,
+        data.nbytes,
+        data.shape,
+        data.dtype.str,
+        packed.library,
+        packed.dtype,
+        packed.requires_grad,
+    )
+
+
+def aligned(nbytes: int) -> int:
+    """So many bytes, up to where the next array may begin."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class Views:
+    """A worker's view of the blocks that it was lent arrays in."""
+
+    def __init__(self) -> None:
+        """None open yet."""
+        self._open: OrderedDict[str, shared_memory.SharedMemory] = OrderedDict()
+
+    def attach(self, name: str) -> shared_memory.SharedMemory:
+        """The block of this name."""
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        block = shared_memory.SharedMemory(name)
+        self._open[name] = block
+        while len(self._open) > _ATTACHED:
+            _, old = self._open.popitem(last=False)
+            with contextlib.suppress(BufferError):
+                old.close()
+        return block
+
+    def see(self, lent: Lent) -> tuple[Packed, memoryview]:
+        """The array without a copy, and the window onto it, which can be released once nothing refers to it."""
+        window = memoryview(self.attach(lent.block).buf)[lent.offset : lent.offset + lent.nbytes]
+        data: np.ndarray[Any, Any] = np.frombuffer(window, np.dtype(lent.numpy_dtype)).reshape(lent.shape)
+        return Packed(lent.library, lent.dtype, lent.requires_grad, data), window

@@ -1,0 +1,35 @@
+"""Evaluating a term away from the caller."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import GradientError, TermError
+from ..pipeline.evaluate import evaluate
+from ..pipeline.evaluation import Evaluation
+from ..pipeline.term import Term
+
+__all__ = ["evaluate_away"]
+
+
+def evaluate_away(
+    term: Term, inputs: Mapping[str, Any], wrt: Sequence[str], *, step: int | None, state: Any
+) -> Evaluation:
+    """The evaluation of a term; one that JAX cannot trace is called with plain arrays, and may bring its gradient."""
+    try:
+        return evaluate(term, inputs, wrt, step=step, state=state)
+    except TermError as error:
+        if not wrt or not _untraceable(error.__cause__):
+            raise
+        reason = "JAX could not trace it, and it brought no gradient"
+    except GradientError:
+        # NumPy differentiates nothing: a term that brought no gradient is a constant.
+        reason = "it brought no gradient, and NumPy has no automatic differentiation"
+    plain = evaluate(term, inputs, step=step, state=state)
+    return plain if plain.gradient is not None else replace(plain, grad_error=reason)
+
+
+def _untraceable(cause: BaseException | None) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(cause, jax.errors.JAXTypeError)

@@ -1,0 +1,268 @@
+"""Runs pipelines whose terms run in threads, in processes, on a loop, on a cluster, or here."""
+
+import asyncio
+import contextvars
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, cast
+
+from ..errors import InputError, OptionError
+from ..functional.options import check_count, check_flag, check_number
+from ..pipeline import LossOutput, Pipeline
+from ..pipeline.awaitables import is_awaitable
+from ..pipeline.pipeline import check_wrt
+from ..pipeline.term import Term, Weight
+from .ambient import captured
+from .asynchronous import Async
+from .processes import Processes
+from .run import Run
+from .task import Place
+from .threads import Threads
+
+__all__ = ["Executor"]
+
+_LONGEST: Final = 300.0
+"""Seconds that a timeout may be."""
+
+
+class Executor:
+    """Decides where the terms of a pipeline run, and what happens when one fails or is late.
+
+    `max_workers` threads and as many processes run terms at once; they start with the first term that needs them.
+    `timeout` is for terms that have none of their own, in seconds. `sequential` runs every term here, in order, for
+    debugging. Use it in a `with`, or call `close`: nothing stays behind.
+
+    >>> import torch
+    >>> import penalties as pn
+    >>> def slow(x):
+    ...     return (x**2).sum()
+    >>> pipeline = pn.Pipeline([pn.Term("l1"), pn.Term(slow, weight=0.5, runs="thread")])
+    >>> x = torch.tensor([1.0, -2.0], requires_grad=True)
+    >>> with pn.Executor() as executor:
+    ...     out = executor.run(pipeline, x)
+    >>> out.metrics()
+    {'l1': 3.0, 'l1_weighted': 3.0, 'slow': 5.0, 'slow_weighted': 2.5, 'total': 5.5}
+    >>> out.total.backward()
+    >>> x.grad
+    tensor([ 2., -3.])
+    """
+
+    def __init__(self, max_workers: int | None = None, timeout: float = 30.0, sequential: bool = False) -> None:
+        """Check the options; nothing starts yet."""
+        if max_workers is not None:
+            check_count("Executor", "max_workers", max_workers, 1)
+        check_flag("Executor", "sequential", sequential)
+        expected = f"seconds above 0 and up to {_LONGEST:g}"
+        self.max_workers: int = max_workers or os.cpu_count() or 1
+        self.timeout: float = check_number("Executor", "timeout", timeout, expected, low=5e-324, high=_LONGEST)
+        self.sequential: bool = bool(sequential)
+        self._lock = threading.Lock()
+        self._places: dict[str, Any] = {}
+        self._closed = False
+        # One that is forgotten is closed all the same.
+        self._close = weakref.finalize(self, _close_all, self._places)
+
+    def run(
+        self,
+        pipeline: Pipeline,
+        inputs: Any,
+        *,
+        wrt: str | Sequence[str] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        step: Any = None,
+        state: Mapping[str, Any] | None = None,
+        cosines: bool = False,
+    ) -> LossOutput:
+        """Evaluate every term where it runs, and add them up.
+
+        `inputs` maps names to inputs, or is one input that every term gets. An input may be a `concurrent.futures`
+        future: terms that do not read it start before it is there. With `wrt` or `cosines`, gradients are taken as by
+        `pipeline.value_and_grad`. The first term that failed, unless it is to be skipped, is raised when all others
+        are done; `error.output` holds what they gave.
+        """
+        return self._run(Run(self), pipeline, inputs, wrt, weights, step, state, cosines)
+
+    def _run(
+        self,
+        run: Run,
+        pipeline: Pipeline,
+        inputs: Any,
+        wrt: str | Sequence[str] | None,
+        weights: Mapping[str, Weight] | None,
+        step: Any,
+        state: Mapping[str, Any] | None,
+        cosines: bool,
+    ) -> LossOutput:
+        if self._closed:
+            raise RuntimeError("this Executor is closed; make a new one")
+        if not isinstance(cast("object", pipeline), Pipeline):
+            raise OptionError("Executor.run", "pipeline", pipeline, "a Pipeline")
+        asked = None
+        if wrt is not None or cosines:
+            asked = (check_wrt("Executor.run", wrt), bool(cosines))
+        named, positional = _given(inputs)
+        step = _whole(step)
+        try:
+            if any(is_awaitable(value) for value in named.values()):
+                terms = pipeline.terms if pipeline.base is None else (pipeline.base, *pipeline.terms)
+                run.start_early(terms, named, step, state, () if asked is None else asked[0] or ())
+                named = {name: _arrived(name, value) for name, value in named.items()}
+            return pipeline.run_with(run, positional, named, weights, step, state, asked)
+        except BaseException:
+            run.cancel()
+            raise
+
+    async def run_async(
+        self,
+        pipeline: Pipeline,
+        inputs: Any,
+        *,
+        wrt: str | Sequence[str] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        step: Any = None,
+        state: Mapping[str, Any] | None = None,
+        cosines: bool = False,
+    ) -> LossOutput:
+        """The same as `run`, without blocking the event loop; an input may be an awaitable, too.
+
+        Where the awaiting task is cancelled, terms that still run are stopped as after a timeout.
+
+        >>> import asyncio
+        >>> import numpy as np
+        >>> import penalties as pn
+        >>> async def service(x):
+        ...     await asyncio.sleep(0.01)
+        ...     return x.sum()
+        >>> async def main():
+        ...     with pn.Executor() as executor:
+        ...         return await executor.run_async(pn.Pipeline([service]), np.ones(3))
+        >>> float(asyncio.run(main()).total)
+        3.0
+        """
+        loop = asyncio.get_running_loop()
+        named, positional = _given(inputs)
+        awaited = {name: value for name, value in named.items() if hasattr(value, "__await__")}
+        promised: dict[str, Future[Any]] = {name: Future() for name in awaited}
+        keeping = [asyncio.ensure_future(_promise(value, promised[name])) for name, value in awaited.items()]
+        given = positional[0] if positional else {**named, **promised}
+        run, modes, context = Run(self), captured(), contextvars.copy_context()
+        found: Future[LossOutput] = Future()
+
+        def work() -> None:
+            try:
+                with modes():
+                    output = context.run(self._run, run, pipeline, given, wrt, weights, step, state, cosines)
+            except BaseException as error:
+                found.set_exception(error)
+            else:
+                found.set_result(output)
+
+        threading.Thread(target=work, name="penalties-run", daemon=True).start()
+        try:
+            return await asyncio.shield(asyncio.wrap_future(found, loop=loop))
+        except asyncio.CancelledError:
+            for promise in promised.values():
+                promise.cancel()
+            await loop.run_in_executor(None, run.cancel)
+            raise
+        finally:
+            for one in keeping:
+                one.cancel()
+
+    def close(self) -> None:
+        """Stop everything that still runs, and leave nothing behind. Closing twice does nothing."""
+        with self._lock:
+            self._closed = True
+        self._close()
+
+    def __enter__(self) -> "Executor":
+        """The executor itself, closed at the end."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """What it was made with."""
+        return f"Executor(max_workers={self.max_workers}, timeout={self.timeout:g}, sequential={self.sequential})"
+
+    @property
+    def abandoned(self) -> int:
+        """How many terms run on although nobody waits for them: threads that hang, coroutines that will not stop."""
+        return sum(getattr(place, "abandoned", 0) for place in list(self._places.values()))
+
+    def place(self, term: Term) -> Place:
+        """Where a term runs that does not run here."""
+        name = place_of(term)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this Executor is closed; make a new one")
+            if name not in self._places:
+                self._places[name] = _PLACES[name](self.max_workers)
+            return self._places[name]
+
+
+def place_of(term: Term) -> str:
+    """The name of the place where a term runs."""
+    return "async" if term.runs == "inline" and term.asynchronous else term.runs
+
+
+def _given(inputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Inputs by name, or the one that every term gets."""
+    if isinstance(inputs, Mapping):
+        for name in cast("Mapping[object, Any]", inputs):
+            if not isinstance(name, str):
+                raise OptionError("Executor.run", "inputs", name, "names, each a string")
+        return dict(cast("Mapping[str, Any]", inputs)), ()
+    return {}, (inputs,)
+
+
+def _arrived(name: str, value: Any) -> Any:
+    """An input that was promised."""
+    if isinstance(value, Future):
+        return cast("Future[Any]", value).result()
+    if hasattr(value, "__await__"):
+        raise InputError(f'the input "{name}" is an awaitable; await it, or use run_async')
+    return value
+
+
+def _whole(step: Any) -> Any:
+    """The step as a whole number where it is an array of one: terms elsewhere are told a number."""
+    return int(step) if hasattr(step, "shape") and not step.shape else step
+
+
+async def _promise(awaitable: Any, promise: "Future[Any]") -> None:
+    """Keep a promise with what an awaitable gives."""
+    try:
+        found = await awaitable
+    except BaseException as error:
+        if not promise.cancelled():
+            promise.set_exception(error)
+        raise
+    if not promise.cancelled():
+        promise.set_result(found)
+
+
+def _close_all(places: dict[str, Place]) -> None:
+    for place in list(places.values()):
+        place.close()
+    places.clear()
+
+
+def _ray(max_workers: int) -> Place:
+    from .ray import Cluster
+
+    return Cluster(max_workers)
+
+
+_PLACES: Final[dict[str, Callable[[int], Place]]] = {
+    "thread": Threads,
+    "process": Processes,
+    "async": lambda max_workers: Async(),
+    "ray": _ray,
+}
+"""A place to run is a class in a file of its own, and a line here."""

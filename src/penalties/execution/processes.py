@@ -1,0 +1,326 @@
+"""Terms in processes: for those that hold the interpreter's lock, hang or crash."""
+
+import os
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError
+from ..pipeline.evaluation import Evaluation
+from ..pipeline.inputs import arrays_in
+from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay
+from .bodies import Bodies
+from .portable import Packed, dumps, loads
+from .task import Task
+from .worker import Reply, Request, begin, serve
+from .workers import WorkerContext
+
+__all__ = ["Processes"]
+
+_SLOTS: Final = 1024
+"""Tasks that may be under way at once."""
+
+_LOOK: Final = 0.05
+"""Seconds between looks at a task that has not begun."""
+
+_LOADING: Final = 300.0
+"""Seconds that a worker may take to load a term: imports can be slow, and one that hangs must not hang the caller."""
+
+_DYING: Final = 5.0
+"""Seconds in which a worker that was told to stop is gone."""
+
+
+class Processes:
+    """A pool of workers. One that is late or crashes is replaced, and its neighbours live on."""
+
+    def __init__(self, max_workers: int) -> None:
+        """Workers start with the first term."""
+        self.max_workers = max_workers
+        self.closed = False
+        self.blocks = Blocks()
+        self._lock = threading.Lock()
+        self._bodies = Bodies()
+        self._sent: set[int] = set()
+        self._pool: Any = None
+        self._context: WorkerContext | None = None
+        self._board: SharedMemory | None = None
+        self._free = list(range(_SLOTS))
+
+    def start(self, task: Task) -> "RunningProcess":
+        """Send it to the pool, which begins as soon as a worker is free."""
+        key, body = self._bodies.of(task.term)
+        running = RunningProcess(self, task, key, body)
+        running.send(with_body=key not in self._sent)
+        self._sent.add(key)
+        return running
+
+    def schedule(self, request: Request) -> tuple[Any, Future[Reply]]:
+        """The pool, and the promise of a reply."""
+        for attempt in (1, 2):
+            with self._lock:
+                if self.closed:
+                    raise RuntimeError("the executor is closed")
+                if self._pool is None:
+                    self._pool = self._new_pool()
+                pool = self._pool
+            try:
+                return pool, pool.schedule(serve, args=(request,))
+            except RuntimeError:
+                # It broke while nobody was looking: somebody killed a worker that had nothing to do.
+                self.replace(pool)
+                if attempt == 2:
+                    raise
+        raise AssertionError("two attempts")
+
+    def _new_pool(self) -> Any:
+        try:
+            from pebble import ProcessPool
+        except ImportError as error:
+            raise MissingLibraryError('a term with runs="process"', "pebble", extra="process") from error
+        if self._context is None:
+            self._context = WorkerContext()
+        threads = max(1, (os.cpu_count() or 1) // self.max_workers)
+        return ProcessPool(self.max_workers, initializer=begin, initargs=(threads,), context=self._context)
+
+    def replace(self, pool: Any) -> None:
+        """Give up on a pool that is broken; the next task starts another."""
+        with self._lock:
+            if self._pool is not pool:
+                return
+            self._pool = None
+        _end(pool)
+
+    def take_slot(self) -> int:
+        """A place on the board where a worker says when it began, and who it is."""
+        with self._lock:
+            if self._board is None:
+                self._board = self.blocks.take(_SLOTS * 16)
+            if not self._free:
+                raise RuntimeError(f"more than {_SLOTS} tasks at once")
+            slot = self._free.pop()
+        self.board()[slot] = 0.0
+        return slot
+
+    def give_slot(self, slot: int) -> None:
+        """The place may be used again."""
+        with self._lock:
+            self._free.append(slot)
+
+    def board(self) -> Any:
+        """Two numbers a task: when it began, and the process that it runs in."""
+        assert self._board is not None, "a slot was taken"
+        return np.frombuffer(self._board.buf, np.float64, 2 * _SLOTS).reshape(_SLOTS, 2)
+
+    @property
+    def board_name(self) -> str:
+        """The block that it lies in."""
+        assert self._board is not None, "a slot was taken"
+        return self._board.name
+
+    def close(self) -> None:
+        """Kill every worker, and remove the memory shared with them."""
+        with self._lock:
+            self.closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            _end(pool)
+        if self._context is not None:
+            self._context.stop()
+        self.blocks.close()
+
+
+def _end(pool: Any) -> None:
+    pool.stop()
+    pool.join()
+
+
+class RunningProcess:
+    """A task in a worker."""
+
+    def __init__(self, place: Processes, task: Task, key: int, body: bytes) -> None:
+        """Lay its inputs out where workers see them."""
+        self.place = place
+        self.term = task.term
+        self.timeout = task.timeout
+        self._key, self._body = key, body
+        self._blocks: list[SharedMemory] = []
+        self._retried = False
+        self._given_back = False
+        try:
+            self._data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
+        except Exception as error:
+            raise TermError(
+                task.term.name, f"its inputs cannot be sent to another process: {type(error).__name__}: {error}"
+            ) from error
+        self._slot = place.take_slot()
+        self._arrays: list[Packed | Lent] = [self._laid(packed) for packed in arrays]
+        self._outlet = self._new_outlet(task)
+        self._settings = _settings_of(arrays)
+
+    def _laid(self, packed: Packed) -> Packed | Lent:
+        if packed.data.nbytes < LARGE:
+            return packed
+        block = self.place.blocks.take(packed.data.nbytes)
+        self._blocks.append(block)
+        return lay(block, packed)
+
+    def _new_outlet(self, task: Task) -> Outlet | None:
+        """Room for the gradient, which has the form of the inputs that it is taken at."""
+        wanted = [array for name in task.wrt for _, array in arrays_in(task.inputs[name])]
+        room = sum(aligned(array.nbytes) for array in wanted if array.nbytes >= LARGE)
+        if not room:
+            return None
+        block = self.place.blocks.take(room)
+        self._blocks.append(block)
+        return Outlet(block.name, room)
+
+    def send(self, *, with_body: bool) -> None:
+        """Hand it to the pool."""
+        self.place.board()[self._slot] = 0.0
+        request = Request(
+            self.term.name,
+            self._key,
+            self._body if with_body else None,
+            self._data,
+            self._arrays,
+            self._outlet,
+            self._settings,
+            (self.place.board_name, self._slot),
+        )
+        self._pool, self._future = self.place.schedule(request)
+        self._sent = time.monotonic()
+
+    def result(self) -> Evaluation:
+        """Wait until it is done, late or lost."""
+        try:
+            while True:
+                reply = self._reply()
+                if reply is None:
+                    continue
+                if reply.known:
+                    break
+                self.send(with_body=True)
+            evaluation = self._read(reply)
+        except BaseException:
+            self._give_back(())
+            raise
+        self._give_back(reply.retained)
+        return evaluation
+
+    def _reply(self) -> Reply | None:
+        """The reply; None where the task was sent again."""
+        patience = self.timeout
+        while True:
+            try:
+                return self._future.result(min(patience, 1.0))
+            except NotYet:
+                if self._future.done():
+                    raise
+                patience = self._patience()
+            except (CancelledError, BrokenProcessPool, RuntimeError) as error:
+                return self._lost("its pool of workers broke", error)
+            except Exception as error:
+                code = getattr(error, "exitcode", None)
+                return self._lost(f"its process died{_by(code)}", error)
+
+    def _patience(self) -> float:
+        """Seconds that are left to it; raises where there are none."""
+        if self.place.closed:
+            raise TermError(self.term.name, "the executor was closed before it was done")
+        began = float(self.place.board()[self._slot, 0])
+        now = time.monotonic()
+        if began:
+            left = began + self.timeout - now
+            if left <= 0:
+                self._kill()
+                raise TermTimeoutError(self.term.name, f"took more than {self.timeout:g} s; its process was killed")
+            return left
+        if self._future.running() and now - self._sent > _LOADING:
+            self._kill()
+            raise TermTimeoutError(self.term.name, f"was not loaded within {_LOADING:g} s; its process was killed")
+        return _LOOK
+
+    def _kill(self) -> None:
+        """Stop its worker, and wait until that is gone: it may write to memory that others will use."""
+        self._future.cancel()
+        pid = int(self.place.board()[self._slot, 1])
+        end = time.monotonic() + _DYING
+        while pid and _alive(pid) and time.monotonic() < end:
+            time.sleep(0.005)
+        if pid and _alive(pid):
+            self.place.replace(self._pool)
+
+    def _lost(self, how: str, error: BaseException) -> None:
+        """Send it again, once and where that does no harm; else raise."""
+        if self.place.closed:
+            raise TermError(self.term.name, "the executor was closed before it was done") from error
+        if isinstance(error, BrokenProcessPool | RuntimeError | CancelledError):
+            self.place.replace(self._pool)
+        began = bool(self.place.board()[self._slot, 0])
+        if self._retried or (began and not self.term.idempotent):
+            again = " twice" if self._retried else ""
+            hint = "" if self.term.idempotent else "; idempotent=True lets it run again"
+            raise WorkerLostError(self.term.name, f"{how}{again}{hint}") from error
+        self._retried = True
+        self.send(with_body=True)
+
+    def _read(self, reply: Reply) -> Evaluation:
+        arrays: list[Packed] = []
+        for array in reply.arrays:
+            if isinstance(array, Lent):
+                block = next(block for block in self._blocks if block.name == array.block)
+                view = np.ndarray(array.shape, array.numpy_dtype, block.buf, array.offset)
+                array = Packed(array.library, array.dtype, array.requires_grad, view.copy())
+            arrays.append(array)
+        found = loads(reply.data, arrays)
+        if isinstance(found, Evaluation):
+            return found
+        raise found.error()
+
+    def _give_back(self, retained: tuple[str, ...]) -> None:
+        if not self._given_back:
+            self._given_back = True
+            self.place.blocks.give(self._blocks, retained)
+            self.place.give_slot(self._slot)
+
+    def cancel(self) -> None:
+        """Kill its worker, or never begin."""
+        if not self._given_back:
+            if not self._future.done():
+                self._kill()
+            self._give_back(())
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _by(code: int | None) -> str:
+    if code is None:
+        return ""
+    return f" (killed by signal {-code})" if code < 0 else f" (exit status {code})"
+
+
+def _settings_of(arrays: list[Packed]) -> dict[str, Any]:
+    """Settings of the libraries of these arrays that change numbers, as they are in the caller."""
+    libraries = {packed.library for packed in arrays}
+    settings: dict[str, Any] = {}
+    if "torch" in libraries:
+        import torch
+
+        settings["torch"] = str(torch.get_default_dtype()).removeprefix("torch.")
+    if "jax" in libraries:
+        import jax
+
+        settings["jax"] = bool(jax.config.jax_enable_x64)
+    return settings

@@ -1,0 +1,52 @@
+"""One term to be evaluated elsewhere, and the promise of its evaluation."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..pipeline.evaluation import Evaluation
+from ..pipeline.term import Term
+
+__all__ = ["Place", "Running", "Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a place is given: a term and what it needs, complete."""
+
+    term: Term
+    inputs: Mapping[str, Any]
+    """Those that the term reads, none of them traced."""
+    wrt: tuple[str, ...]
+    """The inputs that its gradient is taken at; none leaves it out."""
+    step: int | None
+    state: Any
+    timeout: float
+    """Seconds, from when the function is loaded and runs."""
+    surroundings: Callable[[], AbstractContextManager[None]]
+    """Enters what the caller was in: its context variables' libraries' modes."""
+
+
+class Running(Protocol):
+    """A task that a place has taken on."""
+
+    def result(self) -> Evaluation:
+        """Wait for the evaluation; `TermError` where the term failed, was late, or its worker was lost."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop it as far as this place can: nobody will ask for its result."""
+        ...
+
+
+class Place(Protocol):
+    """Where terms run."""
+
+    def start(self, task: Task) -> Running:
+        """Begin, and give back at once."""
+        ...
+
+    def close(self) -> None:
+        """Stop everything that runs here, and leave nothing behind."""
+        ...

@@ -1,0 +1,228 @@
+"""The inside of a worker process: loads terms once, evaluates them, and writes gradients where the caller looks."""
+
+import contextlib
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import PenaltiesError, TermError
+from ..pipeline.awaitables import waiting
+from ..pipeline.term import Term
+from .awaiting import wait_here
+from .blocks import LARGE, Lent, Outlet, Views, aligned, lay
+from .evaluating import evaluate_away
+from .native import cap_threads
+from .portable import Packed, dumps, loads
+
+__all__ = ["Failure", "Reply", "Request", "begin", "serve"]
+
+_LOADED: Final = 256
+"""Terms that a worker keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One evaluation: which term, and where its inputs lie."""
+
+    name: str
+    key: int
+    body: bytes | None
+    """The term, where the worker may not have it yet."""
+    data: bytes
+    arrays: Sequence[Packed | Lent]
+    outlet: Outlet | None
+    """Where large arrays of the evaluation go."""
+    settings: Mapping[str, Any]
+    """By library: the default dtype of PyTorch, and whether JAX has 64 bits."""
+    clock: tuple[str, int]
+    """Where to write when the term was loaded, and by which process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of it: an evaluation or a failure in bytes, and the blocks that the term still refers to."""
+
+    data: bytes
+    arrays: Sequence[Packed | Lent]
+    retained: tuple[str, ...] = ()
+    known: bool = True
+    """False where the term is not here, and has to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that travels with its cause: as an object where that can be had, and as text."""
+
+    raised: PenaltiesError
+    cause: bytes | None
+    shown: str
+
+    @classmethod
+    def of(cls, name: str, error: BaseException) -> "Failure":
+        """What can be sent of an error."""
+        raised = error
+        if not isinstance(raised, PenaltiesError):
+            raised = TermError(name, f"raised {type(error).__name__}: {error}")
+            raised.__cause__ = error
+        cause = raised.__cause__
+        if cause is None:
+            return cls(raised, None, "")
+        try:
+            sent = dumps(cause)[0]
+        except Exception:
+            sent = None
+        return cls(raised, sent, "".join(traceback.format_exception(cause)))
+
+    def error(self) -> PenaltiesError:
+        """The error again, with its cause."""
+        cause: Any = None
+        if self.cause is not None:
+            try:
+                cause = pickle.loads(self.cause)
+            except Exception:
+                # Its class may not exist here, or not be made from what it was sent as.
+                cause = None
+        if not isinstance(cause, BaseException):
+            cause = RuntimeError("raised elsewhere") if self.shown else None
+        if cause is not None:
+            cause.add_note(f"where the term ran:\n{self.shown.rstrip()}")
+        self.raised.__cause__ = cause
+        return self.raised
+
+
+_views: Final = Views()
+_terms: Final[OrderedDict[int, Term]] = OrderedDict()
+
+
+def begin(threads: int) -> None:
+    """Set the process up, once."""
+    cap_threads(threads)
+    # Arrays come through the memory of the host; a worker that asked for the accelerator would take it from the caller.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+
+
+def _end_with_the_caller() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def serve(request: Request) -> Reply:
+    """Evaluate a term, and give back what it gave or why it did not."""
+    process = os.getpid()
+    try:
+        term = _loaded(request)
+        for library in request.settings:
+            # Before the clock starts: the first time takes a second.
+            importlib.import_module(library)
+    except Exception as error:
+        message = f"could not be loaded in a process: {type(error).__name__}: {error}"
+        failed = TermError(request.name, message)
+        failed.__cause__ = error
+        return Reply(dumps(Failure.of(request.name, failed))[0], ())
+    if term is None:
+        return Reply(b"", (), known=False)
+    _note_the_time(request.clock)
+    windows: list[tuple[str, memoryview]] = []
+    try:
+        with _settings(request.settings):
+            data, arrays = _evaluated(term, request, windows)
+    except Exception as error:
+        data, arrays = dumps(Failure.of(request.name, error))[0], []
+    finally:
+        # A term that forked: its child must not go on as a second worker.
+        if os.getpid() != process:
+            os._exit(0)
+    return Reply(data, arrays, tuple(name for name, window in windows if not _released(window)))
+
+
+def _loaded(request: Request) -> Term | None:
+    if request.key in _terms:
+        _terms.move_to_end(request.key)
+    elif request.body is None:
+        return None
+    else:
+        _terms[request.key] = loads(request.body, ())
+        if len(_terms) > _LOADED:
+            _terms.popitem(last=False)
+    return _terms[request.key]
+
+
+def _note_the_time(clock: tuple[str, int]) -> None:
+    name, slot = clock
+    board = np.frombuffer(_views.attach(name).buf, np.float64)
+    board[2 * slot + 1] = os.getpid()
+    board[2 * slot] = time.monotonic()
+
+
+def _evaluated(
+    term: Term, request: Request, windows: list[tuple[str, memoryview]]
+) -> tuple[bytes, list[Packed | Lent]]:
+    seen: list[Packed] = []
+    for given in request.arrays:
+        if isinstance(given, Lent):
+            packed, window = _views.see(given)
+            windows.append((given.block, window))
+        else:
+            packed = given
+        seen.append(packed)
+    inputs, wrt, step, state = loads(request.data, seen)
+    # Whoever still refers to an input after this is the term.
+    del seen, packed
+    with waiting(wait_here):
+        evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
+    del inputs
+    data, arrays = dumps(evaluation)
+    return data, _placed(arrays, request.outlet)
+
+
+def _placed(arrays: Sequence[Packed], outlet: Outlet | None) -> list[Packed | Lent]:
+    """Large arrays in the outlet as long as there is room, the others as they are."""
+    placed: list[Packed | Lent] = []
+    offset = 0
+    for packed in arrays:
+        size = packed.data.nbytes
+        if outlet is None or size < LARGE or offset + size > outlet.nbytes:
+            placed.append(packed)
+        else:
+            placed.append(lay(_views.attach(outlet.block), packed, offset))
+            offset += aligned(size)
+    return placed
+
+
+def _released(window: memoryview) -> bool:
+    """Whether nothing refers to an array of the caller's any more."""
+    try:
+        window.release()
+    except BufferError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """The caller's settings of the libraries, as far as they change numbers."""
+    with contextlib.ExitStack() as stack:
+        if "torch" in settings:
+            import torch
+
+            torch.set_default_dtype(getattr(torch, settings["torch"]))
+        if "jax" in settings:
+            import jax
+
+            module: Any = jax
+            stack.enter_context(module.enable_x64(settings["jax"]))
+        yield

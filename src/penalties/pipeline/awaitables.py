@@ -1,0 +1,42 @@
+"""Terms that return something to be awaited: an executor says how."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, Final
+
+from ..errors import TermError
+
+__all__ = ["awaited", "is_awaitable", "waiting"]
+
+_waiter: Final[ContextVar[Callable[[Any], Any] | None]] = ContextVar("waiter", default=None)
+
+
+def is_awaitable(result: Any) -> bool:
+    """Whether this is a coroutine, a future, or anything else that is awaited."""
+    return hasattr(result, "__await__") or isinstance(result, Future)
+
+
+def awaited(term: str, result: Any) -> Any:
+    """What an awaitable gives, where somebody waits; a pipeline on its own does not."""
+    waiter = _waiter.get()
+    if waiter is None:
+        if asyncio.iscoroutine(result):
+            result.close()
+        raise TermError(term, "returned an awaitable; use an Executor: executor.run(pipeline, inputs)")
+    try:
+        return waiter(result)
+    except Exception as error:
+        raise TermError(term, f"raised {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def waiting(waiter: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, terms that return an awaitable are waited for by this function."""
+    token = _waiter.set(waiter)
+    try:
+        yield
+    finally:
+        _waiter.reset(token)
