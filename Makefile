@@ -10,13 +10,17 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test check bench docs constraints clean
+.PHONY: demo test test-slow check bench docs constraints clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term
+
+# Faults, the soak and clusters: one after another, since they count processes and measure memory.
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -59,5 +63,5 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(INSTALL) --no-build-isolation --editable ".[torch,jax]" --group test --group check --group docs
+	$(INSTALL) --no-build-isolation --editable ".[torch,jax,process,ray]" --group test --group check --group docs
 	touch $@

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +20,7 @@ def captured() -> Callable[[], AbstractContextManager[None]]:
         _jax(jax, entering)
 
     @contextlib.contextmanager
-    def entered() -> Iterator[None]:
+    def entered() -> Generator[None]:
         with contextlib.ExitStack() as stack:
             for enter in entering:
                 stack.enter_context(enter())

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..errors import TermTimeoutError
 from ..pipeline.evaluation import Evaluation
@@ -112,8 +112,9 @@ class _Running:
 
     def wait(self, awaitable: Any) -> Any:
         """Wait in the thread for what the loop awaits."""
+        waited: Future[Any]
         if isinstance(awaitable, Future):
-            waited: Future[Any] = awaitable
+            waited = cast("Future[Any]", awaitable)
         else:
             loop = self.place.loop()
             waited = asyncio.run_coroutine_threadsafe(self._noted(awaitable, captured()), loop)
@@ -137,13 +138,17 @@ class _Running:
         except TermTimeoutError as late:
             if not late.abandoned or self._waited is None:
                 raise
-            left = self.cancel()
+            left = self._stop()
             end = "was cancelled" if not left else "could not be cancelled, since it blocks or refuses: it runs on"
             raise TermTimeoutError(
                 thread.name, f"took more than {thread.timeout:g} s, and {end}", abandoned=left
             ) from None
 
-    def cancel(self) -> bool:
+    def cancel(self) -> None:
+        """Cancel the coroutine, if it lets itself be cancelled."""
+        self._stop()
+
+    def _stop(self) -> bool:
         """Cancel the coroutine; gives whether it runs on all the same."""
         with self._lock:
             self._cancelled = True

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["wait_here"]
 
@@ -21,7 +21,7 @@ _here = _Runners()
 def wait_here(awaitable: Any) -> Any:
     """What an awaitable or a future gives, waited for on a loop of this thread."""
     if isinstance(awaitable, Future):
-        return awaitable.result()
+        return cast("Future[Any]", awaitable).result()
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .portable import Packed
 
-__all__ = ["LARGE", "Blocks", "Lent", "Outlet", "Views", "aligned"]
+__all__ = ["LARGE", "Blocks", "Lent", "Outlet", "Views", "aligned", "lay", "read"]
 
 LARGE: Final = 64 * 1024
 """Bytes from which on an array goes through shared memory: below, a pipe is as fast."""
@@ -100,10 +100,22 @@ def _remove(block: shared_memory.SharedMemory) -> None:
         block.unlink()
 
 
+def _buffer(block: shared_memory.SharedMemory) -> memoryview:
+    buffer = block.buf
+    assert buffer is not None, "it is open"
+    return buffer
+
+
+def read(block: shared_memory.SharedMemory, lent: Lent) -> Packed:
+    """A copy of an array that lies in a block."""
+    view = np.ndarray(lent.shape, lent.numpy_dtype, _buffer(block), lent.offset)
+    return Packed(lent.library, lent.dtype, lent.requires_grad, view.copy())
+
+
 def lay(block: shared_memory.SharedMemory, packed: Packed, offset: int = 0) -> Lent:
     """Copy an array into a block."""
     data = packed.data
-    view = np.ndarray(data.shape, data.dtype, block.buf, offset)
+    view = np.ndarray(data.shape, data.dtype, _buffer(block), offset)
     np.copyto(view, data)
     return Lent(
         block.name,
@@ -142,8 +154,12 @@ class Views:
                 old.close()
         return block
 
+    def window(self, name: str) -> memoryview:
+        """What lies in the block of this name."""
+        return memoryview(_buffer(self.attach(name)))
+
     def see(self, lent: Lent) -> tuple[Packed, memoryview]:
         """The array without a copy, and the window onto it, which can be released once nothing refers to it."""
-        window = memoryview(self.attach(lent.block).buf)[lent.offset : lent.offset + lent.nbytes]
+        window = self.window(lent.block)[lent.offset : lent.offset + lent.nbytes]
         data: np.ndarray[Any, Any] = np.frombuffer(window, np.dtype(lent.numpy_dtype)).reshape(lent.shape)
         return Packed(lent.library, lent.dtype, lent.requires_grad, data), window

@@ -16,7 +16,7 @@ def wanted(term: Term, inputs: Mapping[str, Any], targets: Targets | None) -> tu
     """The inputs of a term that its gradient is needed at: what the call asks for, and what the caller may train."""
     if not term.differentiable:
         return ()
-    asked = set() if targets is None else {id(leaf) for leaf in targets.leaves}
+    asked: set[int] = set() if targets is None else {id(leaf) for leaf in targets.leaves}
     return tuple(
         name
         for name, nest in inputs.items()

@@ -1,6 +1,7 @@
 """Objects as bytes, and the arrays inside them apart: how inputs and evaluations travel between processes."""
 
 import functools
+import importlib
 import io
 import pickle
 import sys
@@ -80,13 +81,13 @@ def _pickled(value: Any, place_of: Callable[[Any], int | None]) -> bytes:
 @functools.cache
 def _pickler_class() -> Any:
     try:
-        import cloudpickle
+        module: Any = importlib.import_module("cloudpickle")
     except ImportError as error:
         raise MissingLibraryError("a term that runs elsewhere", "cloudpickle", extra="process") from error
 
-    class Pickler(cloudpickle.Pickler):
+    class Pickler(module.Pickler):
         def __init__(self, buffer: io.BytesIO, place_of: Callable[[Any], int | None]) -> None:
-            super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+            module.Pickler.__init__(self, buffer, protocol=pickle.HIGHEST_PROTOCOL)
             self.place_of = place_of
 
         def persistent_id(self, obj: Any) -> int | None:
@@ -98,12 +99,13 @@ def _pickler_class() -> Any:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, arrays: Sequence[Packed]) -> None:
         super().__init__(io.BytesIO(data))
-        self.arrays = arrays
+        self.packed: Sequence[Packed] = arrays
         self.made: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Any:
         if pid not in self.made:
-            self.made[pid] = _unpacked(self.arrays[pid])
+            packed: Any = self.packed[pid]
+            self.made[pid] = _unpacked(packed)
         return self.made[pid]
 
 
@@ -137,9 +139,10 @@ def _unpacked(packed: Packed) -> Any:
     if packed.library == "numpy":
         return packed.data
     if packed.library == "jax":
-        import jax.numpy as jnp
+        import jax
 
-        return jnp.asarray(packed.data)
+        numpy: Any = jax.numpy
+        return numpy.asarray(packed.data)
     import torch
 
     data = packed.data if packed.data.flags.writeable else packed.data.copy()

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.inputs import arrays_in
-from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay
+from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
 from .bodies import Bodies
 from .portable import Packed, dumps, loads
 from .task import Task
@@ -115,7 +115,7 @@ class Processes:
     def board(self) -> Any:
         """Two numbers a task: when it began, and the process that it runs in."""
         assert self._board is not None, "a slot was taken"
-        return np.frombuffer(self._board.buf, np.float64, 2 * _SLOTS).reshape(_SLOTS, 2)
+        return np.ndarray((_SLOTS, 2), np.float64, self._board.buf)
 
     @property
     def board_name(self) -> str:
@@ -151,6 +151,7 @@ class RunningProcess:
         self._key, self._body = key, body
         self._blocks: list[SharedMemory] = []
         self._retried = False
+        self._cancelled = False
         self._given_back = False
         try:
             self._data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
@@ -260,6 +261,8 @@ class RunningProcess:
         """Send it again, once and where that does no harm; else raise."""
         if self.place.closed:
             raise TermError(self.term.name, "the executor was closed before it was done") from error
+        if self._cancelled:
+            raise TermError(self.term.name, "was cancelled") from error
         if isinstance(error, BrokenProcessPool | RuntimeError | CancelledError):
             self.place.replace(self._pool)
         began = bool(self.place.board()[self._slot, 0])
@@ -274,9 +277,7 @@ class RunningProcess:
         arrays: list[Packed] = []
         for array in reply.arrays:
             if isinstance(array, Lent):
-                block = next(block for block in self._blocks if block.name == array.block)
-                view = np.ndarray(array.shape, array.numpy_dtype, block.buf, array.offset)
-                array = Packed(array.library, array.dtype, array.requires_grad, view.copy())
+                array = read(next(block for block in self._blocks if block.name == array.block), array)
             arrays.append(array)
         found = loads(reply.data, arrays)
         if isinstance(found, Evaluation):
@@ -291,6 +292,7 @@ class RunningProcess:
 
     def cancel(self) -> None:
         """Kill its worker, or never begin."""
+        self._cancelled = True
         if not self._given_back:
             if not self._future.done():
                 self._kill()
@@ -322,5 +324,6 @@ def _settings_of(arrays: list[Packed]) -> dict[str, Any]:
     if "jax" in libraries:
         import jax
 
-        settings["jax"] = bool(jax.config.jax_enable_x64)
+        config: Any = jax.config
+        settings["jax"] = bool(config.jax_enable_x64)
     return settings

@@ -162,7 +162,7 @@ class RunningThread:
                 patience = _LOOK
                 if self.place.closed:
                     raise TermError(self.name, "the executor was closed before it began")
-        if self.started is None or self.finished is None:
+        if self.cancelled or self.started is None or self.finished is None:
             raise TermError(self.name, "was cancelled")
         if self.finished - self.started > self.timeout:
             took = self.finished - self.started
@@ -187,6 +187,7 @@ class RunningThread:
         self.cancelled = True
         if self.started is not None:
             self.place.leave(self)
+        self._done.set()
 
 
 def _as_term_error(name: str, error: BaseException) -> BaseException:

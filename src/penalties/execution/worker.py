@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -163,7 +163,7 @@ def _loaded(request: Request) -> Term | None:
 
 def _note_the_time(clock: tuple[str, int]) -> None:
     name, slot = clock
-    board = np.frombuffer(_views.attach(name).buf, np.float64)
+    board = np.frombuffer(_views.window(name), np.float64)
     board[2 * slot + 1] = os.getpid()
     board[2 * slot] = time.monotonic()
 
@@ -171,22 +171,21 @@ def _note_the_time(clock: tuple[str, int]) -> None:
 def _evaluated(
     term: Term, request: Request, windows: list[tuple[str, memoryview]]
 ) -> tuple[bytes, list[Packed | Lent]]:
-    seen: list[Packed] = []
-    for given in request.arrays:
-        if isinstance(given, Lent):
-            packed, window = _views.see(given)
-            windows.append((given.block, window))
-        else:
-            packed = given
-        seen.append(packed)
-    inputs, wrt, step, state = loads(request.data, seen)
-    # Whoever still refers to an input after this is the term.
-    del seen, packed
+    inputs, wrt, step, state = loads(request.data, [_seen(array, windows) for array in request.arrays])
     with waiting(wait_here):
         evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
+    # Whoever still refers to an input after this is the term.
     del inputs
     data, arrays = dumps(evaluation)
     return data, _placed(arrays, request.outlet)
+
+
+def _seen(array: Packed | Lent, windows: list[tuple[str, memoryview]]) -> Packed:
+    if isinstance(array, Packed):
+        return array
+    packed, window = _views.see(array)
+    windows.append((array.block, window))
+    return packed
 
 
 def _placed(arrays: Sequence[Packed], outlet: Outlet | None) -> list[Packed | Lent]:
@@ -213,7 +212,7 @@ def _released(window: memoryview) -> bool:
 
 
 @contextlib.contextmanager
-def _settings(settings: Mapping[str, Any]) -> Iterator[None]:
+def _settings(settings: Mapping[str, Any]) -> Generator[None]:
     """The caller's settings of the libraries, as far as they change numbers."""
     with contextlib.ExitStack() as stack:
         if "torch" in settings:

@@ -1,8 +1,9 @@
 """How worker processes are started: from a server of our own, so that no process with threads is ever forked."""
 
+import multiprocessing.context as context
 import sys
 import types
-from multiprocessing import context, process, spawn
+from multiprocessing import process, spawn
 from typing import Any
 
 __all__ = ["WorkerContext", "WorkerProcess"]
@@ -56,7 +57,7 @@ class WorkerContext(context.BaseContext):
         """How workers are started."""
         return "spawn" if self._server is None else "forkserver"
 
-    def get_context(self, method: str | None = None) -> "WorkerContext":
+    def get_context(self, method: str | None = None) -> Any:
         """Itself."""
         return self
 
@@ -76,7 +77,7 @@ def _popen_class(server: Any) -> Any:
         connect_to_new_process=server.connect_to_new_process, read_signed=forkserver.read_signed
     )
     names["spawn"] = types.SimpleNamespace(get_preparation_data=_without_script)
-    launch: Any = popen_forkserver.Popen._launch  # pyright: ignore[reportPrivateUsage]
+    launch: Any = vars(popen_forkserver.Popen)["_launch"]
 
     class Popen(popen_forkserver.Popen):
         _launch = types.FunctionType(launch.__code__, names, "_launch", launch.__defaults__, launch.__closure__)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Final
@@ -33,7 +33,7 @@ def awaited(term: str, result: Any) -> Any:
 
 
 @contextlib.contextmanager
-def waiting(waiter: Callable[[Any], Any]) -> Iterator[None]:
+def waiting(waiter: Callable[[Any], Any]) -> Generator[None]:
     """Inside, terms that return an awaitable are waited for by this function."""
     token = _waiter.set(waiter)
     try:

@@ -1,0 +1,277 @@
+"""A term gives the same wherever it runs: value, gradient, metrics, state."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import penalties as pn
+from penalties.pipeline.catalogue import BUILT_IN
+
+PLACES = ("thread", "process", "async")
+PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
+NAMES = [name for name in BUILT_IN if "gradient_penalty" not in name]
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[pn.Executor]:
+    with pn.Executor(max_workers=2, timeout=120.0) as executor:
+        yield executor
+
+
+def logprobs(seed: int, *shape: int) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=shape)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def built_in(name: str, place: Any, weight: float = 0.3) -> pn.Term:
+    return pn.Term(name, weight, inputs=("x", "y") if name in PAIRED else "x", runs=place)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_penalties_on_torch(executor: pn.Executor, name: str, place: Any) -> None:
+    def run(term: pn.Term, runner: Any) -> tuple[Any, Tensor, Tensor]:
+        inputs = {"x": torch.tensor(logprobs(0, 5, 7), requires_grad=True), "y": torch.tensor(logprobs(1, 5, 7))}
+        out = runner(pn.Pipeline([term]), inputs)
+        (2.0 * out.total).backward()
+        grad = inputs["x"].grad
+        assert grad is not None
+        return out, out.total.detach(), grad
+
+    _, total, gradient = run(built_in(name, "inline"), lambda pipeline, inputs: pipeline(**inputs))
+    out, there, found = run(built_in(name, place), executor.run)
+    torch.testing.assert_close(there, total, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
+    assert out[name].grad_error is None
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_penalties_on_jax(executor: pn.Executor, name: str, place: Any) -> None:
+    y = jnp.asarray(logprobs(1, 5, 7), jnp.float32)
+    x = jnp.asarray(logprobs(0, 5, 7), jnp.float32)
+
+    def inline(x: Any) -> Any:
+        return 2.0 * pn.Pipeline([built_in(name, "inline")])(x=x, y=y).total
+
+    def away(x: Any) -> Any:
+        return 2.0 * executor.run(pn.Pipeline([built_in(name, place)]), {"x": x, "y": y}).total
+
+    expected, gradient = jax.value_and_grad(inline)(x)
+    value, found = jax.value_and_grad(away)(x)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_norms_and_cosines(executor: pn.Executor, name: str, place: Any) -> None:
+    inputs = {"x": torch.tensor(logprobs(0, 5, 7)), "y": torch.tensor(logprobs(1, 5, 7))}
+
+    def two(place: Any) -> pn.Pipeline:
+        return pn.Pipeline([built_in(name, place), pn.Term("l2", 0.1, name="other", inputs="x")])
+
+    expected = two("inline").value_and_grad(**inputs, wrt="x", cosines=True)
+    out = executor.run(two(place), inputs, wrt="x", cosines=True)
+    assert out.metrics() == pytest.approx(expected.metrics(), rel=1e-6, abs=1e-9)
+    torch.testing.assert_close(out.gradient["x"], expected.gradient["x"])
+    torch.testing.assert_close(out.cosines, expected.cosines)
+
+
+@pytest.mark.parametrize("place", [*PLACES, "inline"])
+def test_large_arrays(executor: pn.Executor, place: Any) -> None:
+    x = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    pipeline = pn.Pipeline([pn.Term("l2", 0.5, runs=place), pn.Term("entropy", runs=place)])
+    for _ in range(3):
+        out = executor.run(pipeline, x, wrt="input")
+        expected = pipeline.replace("l2", pn.Term("l2", 0.5)).replace("entropy", "entropy").value_and_grad(x)
+        torch.testing.assert_close(out.gradient, expected.gradient)
+        torch.testing.assert_close(out.total, expected.total)
+
+
+def own_gradient(x: Any) -> pn.Evaluation:
+    plain = np.asarray(x.detach() if isinstance(x, Tensor) else x)
+    return pn.Evaluation(np.float64((plain**2).sum()), gradient={"x": 2 * plain}, metrics={"size": plain.size})
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_numpy_term_brings_its_gradient_to_torch(executor: pn.Executor, place: Any) -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    out = executor.run(pn.Pipeline([pn.Term(own_gradient, 0.5, runs=place)]), x)
+    out.total.backward()
+    assert out.metrics()["own_gradient/size"] == 2.0
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, -2.0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_numpy_term_brings_its_gradient_to_jax(executor: pn.Executor, place: Any) -> None:
+    pipeline = pn.Pipeline([pn.Term(own_gradient, 0.5, runs=place)])
+    gradient = jax.grad(lambda x: executor.run(pipeline, x).total)(jnp.array([1.0, -2.0]))
+    assert gradient.tolist() == [1.0, -2.0]
+    out = executor.run(pipeline, jnp.array([1.0, -2.0]), wrt="input")
+    assert out.gradient.tolist() == [1.0, -2.0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_numpy_term_brings_its_gradient_to_numpy(executor: pn.Executor, place: Any) -> None:
+    pipeline = pn.Pipeline([pn.Term(own_gradient, 0.5, runs=place)])
+    out = executor.run(pipeline, np.array([1.0, -2.0]), wrt="input")
+    assert out.gradient.tolist() == [1.0, -2.0]
+    assert float(out.total) == 2.5
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_term_without_a_gradient_is_a_constant_and_says_so(executor: pn.Executor, place: Any) -> None:
+    def constant(x: Tensor) -> Tensor:
+        return x.detach().sum()
+
+    x = torch.ones(3, requires_grad=True)
+    pipeline = pn.Pipeline([pn.Term(constant, runs=place), "l1"])
+    out = executor.run(pipeline, x)
+    out.total.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0, 1.0]
+    assert "does not depend on" in str(out["constant"].grad_error)
+    asked = executor.run(pipeline, x, wrt="input")
+    assert asked["constant"].grad_norm is None
+    assert asked["constant"].grad_error == out["constant"].grad_error
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_untraceable_jax_term_is_a_constant_and_says_so(executor: pn.Executor, place: Any) -> None:
+    def counted(x: Any) -> Any:
+        return jnp.asarray(float(np.count_nonzero(np.asarray(x))))
+
+    out = executor.run(pn.Pipeline([pn.Term(counted, runs=place)]), jnp.array([1.0, 0.0]), wrt="input")
+    assert float(out.total) == 1.0
+    assert out["counted"].grad_error == "JAX could not trace it, and it brought no gradient"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_numpy_without_a_gradient_is_a_constant_and_says_so(executor: pn.Executor, place: Any) -> None:
+    x = np.array([1.0, -2.0])
+    pipeline = pn.Pipeline([pn.Term(own_gradient, runs=place), pn.Term("l1", runs=place)])
+    out = executor.run(pipeline, x, wrt="input")
+    assert out.gradient.tolist() == [2.0, -4.0]
+    assert "NumPy" in str(out["l1"].grad_error)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_terms_that_are_not_differentiable_are_numbers(executor: pn.Executor, place: Any) -> None:
+    x = torch.ones(3, requires_grad=True)
+    out = executor.run(
+        pn.Pipeline([pn.Term(len, name="length", differentiable=False, runs=place, inputs="x"), "l1"]), {"x": x}
+    )
+    out.total.backward()
+    assert out.metrics()["length"] == 3.0
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nests_and_paths(executor: pn.Executor, place: Any) -> None:
+    layer = torch.nn.Linear(3, 2)
+    layer.bias.requires_grad_(False)
+    frozen = [parameter.detach().clone() for parameter in layer.parameters()]
+    pipeline = pn.Pipeline(
+        [pn.Term("l2", 0.5, inputs="params", runs=place), pn.Term("l1", inputs="heads.value", runs=place)]
+    )
+    heads = {"value": torch.ones(2, requires_grad=True), "other": torch.zeros(1)}
+    out = executor.run(pipeline, {"params": layer.parameters(), "heads": heads})
+    out.total.backward()
+    torch.testing.assert_close(layer.weight.grad, frozen[0])
+    assert layer.bias.grad is None
+    assert heads["value"].grad.tolist() == [1.0, 1.0]
+    asked = executor.run(pipeline, {"params": list(layer.parameters()), "heads": heads}, wrt=["params", "heads.value"])
+    torch.testing.assert_close(asked.gradient["params"][0], frozen[0])
+    assert set(asked["l2"].grad_norms) == {"params"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_input_beside_those_asked_for_is_trained_too(executor: pn.Executor, place: Any) -> None:
+    inputs = {name: torch.tensor(logprobs(seed, 4), requires_grad=True) for seed, name in enumerate("xy")}
+    out = executor.run(pn.Pipeline([built_in("consistency", place, 1.0)]), inputs, wrt="x")
+    out.total.backward()
+    x, y = inputs["x"], inputs["y"]
+    torch.testing.assert_close(x.grad, out.gradient["x"])
+    torch.testing.assert_close(y.grad, -out.gradient["x"])
+
+
+@pytest.mark.parametrize("place", [*PLACES, "inline"])
+def test_state_and_step_come_and_go(executor: pn.Executor, place: Any) -> None:
+    def counter(x: Any, state: Any = None, step: int = 0) -> pn.Evaluation:
+        count = 0 if state is None else state["count"]
+        return pn.Evaluation(x.sum(), metrics={"count": count, "step": step}, state={"count": count + 1})
+
+    pipeline = pn.Pipeline([pn.Term(counter, runs=place), pn.EMA(pn.Term("l1", runs=place), decay=0.5)])
+    state = None
+    for step, x in enumerate((1.0, 2.0, 3.0)):
+        out = executor.run(pipeline, np.array([x]), step=step, state=state)
+        state = out.state
+    metrics = out.metrics()
+    assert (metrics["counter/count"], metrics["counter/step"]) == (2.0, 2.0)
+    assert metrics["l1"] == pytest.approx(0.5 * (0.5 * 1.0 + 0.5 * 2.0) + 0.5 * 3.0)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes_survive(executor: pn.Executor, place: Any, dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 9).to(dtype).requires_grad_()
+    out = executor.run(pn.Pipeline([pn.Term("l2", runs=place)]), x, wrt="input")
+    expected = pn.Pipeline(["l2"]).value_and_grad(x)
+    assert out.gradient.dtype == dtype
+    torch.testing.assert_close(out.gradient, expected.gradient)
+    torch.testing.assert_close(out.total, expected.total)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_sixty_four_bits_of_jax_survive(executor: pn.Executor, place: Any) -> None:
+    with jax.enable_x64(True):
+        x = jnp.array([1.0 + 1e-12])
+        assert x.dtype == jnp.float64
+        out = executor.run(pn.Pipeline([pn.Term("l1", runs=place)]), x, wrt="input")
+        assert float(out.total) == 1.0 + 1e-12
+        assert out.gradient.dtype == jnp.float64
+
+
+def test_all_places_in_one_pipeline_sum_in_the_order_of_the_terms(executor: pn.Executor) -> None:
+    values = (1e8, 1.0, -1e8, 3.0)
+
+    def slow_then(value: float, seconds: float) -> Any:
+        def term(x: Tensor) -> Tensor:
+            import time
+
+            time.sleep(seconds)
+            return value * x
+
+        return term
+
+    async def last(x: Tensor) -> Tensor:
+        await asyncio.sleep(0.02)
+        return values[3] * x
+
+    def pipeline(seconds: tuple[float, float]) -> pn.Pipeline:
+        return pn.Pipeline(
+            [
+                pn.Term(slow_then(values[0], seconds[0]), name="a", runs="thread"),
+                pn.Term(slow_then(values[1], 0.0), name="b"),
+                pn.Term(slow_then(values[2], seconds[1]), name="c", runs="process"),
+                pn.Term(last, name="d"),
+            ]
+        )
+
+    x = torch.tensor(1.0)
+    expected = sum(torch.tensor(values), start=torch.tensor(0.0))
+    totals = [executor.run(pipeline(seconds), x).total for seconds in ((0.0, 0.1), (0.1, 0.0), (0.05, 0.05))]
+    assert totals[0] == totals[1] == totals[2]
+    assert abs(totals[0] - expected) <= 8.0
+    out = executor.run(pipeline((0.0, 0.0)), x)
+    assert out.names == ("a", "b", "c", "d")
