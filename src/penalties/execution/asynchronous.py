@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from ..errors import TermTimeoutError
@@ -123,11 +124,17 @@ class _Running:
             self._waited = waited
             if self._cancelled:
                 waited.cancel()
-        return waited.result()
+        found = waited.result()
+        if isinstance(found, _Ended):
+            raise found.error
+        return found
 
     async def _noted(self, awaitable: Any, modes: Callable[[], AbstractContextManager[None]]) -> Any:
         self._coroutine = asyncio.current_task()
-        return await _InModes(awaitable, modes)
+        try:
+            return await _InModes(awaitable, modes)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return _Ended(error)
 
     def result(self) -> Evaluation:
         """Wait until it is done or late; a late one is cancelled."""
@@ -159,6 +166,13 @@ class _Running:
             return False
         waited.cancel()
         return self._on is not None and self.place.left(waited, self._coroutine, self._on)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What a coroutine raised to end the program: raised in its loop, it would end that, and every other term's."""
+
+    error: BaseException
 
 
 class _InModes:

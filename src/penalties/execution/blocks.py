@@ -1,9 +1,11 @@
 """Memory that processes share, taken once and used again at the next step."""
 
 import contextlib
+import ctypes
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import shared_memory
 from typing import Any, Final
@@ -140,6 +142,7 @@ class Views:
     def __init__(self) -> None:
         """None open yet."""
         self._open: OrderedDict[str, shared_memory.SharedMemory] = OrderedDict()
+        self._held: list[shared_memory.SharedMemory] = []
 
     def attach(self, name: str) -> shared_memory.SharedMemory:
         """The block of this name."""
@@ -150,16 +153,16 @@ class Views:
         self._open[name] = block
         while len(self._open) > _ATTACHED:
             _, old = self._open.popitem(last=False)
-            with contextlib.suppress(BufferError):
+            try:
                 old.close()
+            except BufferError:
+                # A term still refers to an array in it.
+                self._held.append(old)
         return block
 
-    def window(self, name: str) -> memoryview:
-        """What lies in the block of this name."""
-        return memoryview(_buffer(self.attach(name)))
-
-    def see(self, lent: Lent) -> tuple[Packed, memoryview]:
-        """The array without a copy, and the window onto it, which can be released once nothing refers to it."""
-        window = self.window(lent.block)[lent.offset : lent.offset + lent.nbytes]
-        data: np.ndarray[Any, Any] = np.frombuffer(window, np.dtype(lent.numpy_dtype)).reshape(lent.shape)
-        return Packed(lent.library, lent.dtype, lent.requires_grad, data), window
+    def see(self, lent: Lent) -> tuple[Packed, Callable[[], Any]]:
+        """The array without a copy, and what gives None once nothing refers to it any more."""
+        # An object of its own under the array: everything made of that keeps it alive.
+        memory = (ctypes.c_char * lent.nbytes).from_buffer(_buffer(self.attach(lent.block)), lent.offset)
+        data: np.ndarray[Any, Any] = np.frombuffer(memory, np.dtype(lent.numpy_dtype)).reshape(lent.shape)
+        return Packed(lent.library, lent.dtype, lent.requires_grad, data), weakref.ref(memory)

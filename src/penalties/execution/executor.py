@@ -1,6 +1,7 @@
 """Runs pipelines whose terms run in threads, in processes, on a loop, on a cluster, or here."""
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import threading
@@ -248,9 +249,11 @@ async def _promise(awaitable: Any, promise: "Future[Any]") -> None:
 
 
 def _close_all(places: dict[str, Place]) -> None:
-    for place in list(places.values()):
-        place.close()
-    places.clear()
+    with contextlib.ExitStack() as closing:
+        # Every place, even where closing one fails.
+        for place in places.values():
+            closing.callback(place.close)
+        places.clear()
 
 
 def _ray(max_workers: int) -> Place:

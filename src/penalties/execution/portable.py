@@ -7,7 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -104,8 +104,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if pid not in self.made:
-            packed: Any = self.packed[pid]
-            self.made[pid] = _unpacked(packed)
+            self.made[pid] = _unpacked(cast("Packed", self.packed[pid]))
         return self.made[pid]
 
 

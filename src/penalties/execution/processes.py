@@ -100,7 +100,7 @@ class Processes:
         """A place on the board where a worker says when it began, and who it is."""
         with self._lock:
             if self._board is None:
-                self._board = self.blocks.take(_SLOTS * 16)
+                self._board = self.blocks.take(_SLOTS * 24)
             if not self._free:
                 raise RuntimeError(f"more than {_SLOTS} tasks at once")
             slot = self._free.pop()
@@ -113,9 +113,9 @@ class Processes:
             self._free.append(slot)
 
     def board(self) -> Any:
-        """Two numbers a task: when it began, and the process that it runs in."""
+        """Three numbers a task: when it began, the process that it runs in, and whether it is done."""
         assert self._board is not None, "a slot was taken"
-        return np.ndarray((_SLOTS, 2), np.float64, self._board.buf)
+        return np.ndarray((_SLOTS, 3), np.float64, self._board.buf)
 
     @property
     def board_name(self) -> str:
@@ -234,8 +234,11 @@ class RunningProcess:
         """Seconds that are left to it; raises where there are none."""
         if self.place.closed:
             raise TermError(self.term.name, "the executor was closed before it was done")
-        began = float(self.place.board()[self._slot, 0])
+        began, _, done = self.place.board()[self._slot].tolist()
         now = time.monotonic()
+        if done:
+            # The reply is on its way, and its worker may be with the next task by now.
+            return _LOOK
         if began:
             left = began + self.timeout - now
             if left <= 0:
@@ -250,12 +253,17 @@ class RunningProcess:
     def _kill(self) -> None:
         """Stop its worker, and wait until that is gone: it may write to memory that others will use."""
         self._future.cancel()
-        pid = int(self.place.board()[self._slot, 1])
         end = time.monotonic() + _DYING
-        while pid and _alive(pid) and time.monotonic() < end:
+        while self._busy():
+            if time.monotonic() > end:
+                self.place.replace(self._pool)
+                return
             time.sleep(0.005)
-        if pid and _alive(pid):
-            self.place.replace(self._pool)
+
+    def _busy(self) -> bool:
+        """Whether a process is at it."""
+        _, pid, done = self.place.board()[self._slot].tolist()
+        return bool(pid) and not done and _alive(int(pid))
 
     def _lost(self, how: str, error: BaseException) -> None:
         """Send it again, once and where that does no harm; else raise."""
@@ -294,7 +302,7 @@ class RunningProcess:
         """Kill its worker, or never begin."""
         self._cancelled = True
         if not self._given_back:
-            if not self._future.done():
+            if not self._future.done() and self.place.board()[self._slot, 2] == 0.0:
                 self._kill()
             self._give_back(())
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..backends import owner
-from ..errors import BackendError, NonFiniteError, TermError
+from ..errors import BackendError, InputError, NonFiniteError, TermError
 from ..pipeline.awaitables import is_awaitable, waiting
 from ..pipeline.call import Call, Job, failed_row
 from ..pipeline.evaluate import differentiate
@@ -59,7 +59,7 @@ class Run:
                 continue
             if term.every > 1 and not is_due(term, step):
                 continue
-            read = _read(term, there)
+            read = _read(term, there, step)
             wrt = wanted(term, read, None)
             if term.differentiable:
                 wrt += tuple(n for n in read if n not in wrt and any(reads(n, name) for name in asked))
@@ -74,7 +74,7 @@ class Run:
             raise BackendError("Executor.run: called inside torch.compile; call it outside")
         away: dict[int, dict[str, Any]] = {}
         if not self.sequential:
-            away = {place: _read(term, inputs) for place, (term, _, _) in enumerate(jobs) if not _here(term)}
+            away = {place: _read(term, inputs, call.step) for place, (term, _, _) in enumerate(jobs) if not _here(term)}
         found: list[_Found] = [_Found(term, weight) for term, weight, _ in jobs]
         targets = None if call.gradients is None else call.gradients.targets
         for place, read in away.items():
@@ -249,8 +249,10 @@ class _Found:
         return row
 
 
-def _read(term: Term, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _read(term: Term, inputs: Mapping[str, Any], step: int | None) -> dict[str, Any]:
     """What the term reads; an input that is missing is an error before anything starts."""
+    if step is None and term.needs_step:
+        raise InputError(f"{term.name}: asks for the step; pass step= to the call")
     return {name: lookup(term.name, inputs, name) for name in term.inputs.values()}
 
 

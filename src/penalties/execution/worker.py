@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class Request:
     settings: Mapping[str, Any]
     """By library: the default dtype of PyTorch, and whether JAX has 64 bits."""
     clock: tuple[str, int]
-    """Where to write when the term was loaded, and by which process."""
+    """Where to write when the term was loaded, by which process, and that it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +135,23 @@ def serve(request: Request) -> Reply:
         return Reply(dumps(Failure.of(request.name, failed))[0], ())
     if term is None:
         return Reply(b"", (), known=False)
-    _note_the_time(request.clock)
-    windows: list[tuple[str, memoryview]] = []
+    board = _board(request.clock)
+    board[1] = process
+    board[0] = time.monotonic()
+    seen: list[tuple[str, Callable[[], Any]]] = []
     try:
         with _settings(request.settings):
-            data, arrays = _evaluated(term, request, windows)
-    except Exception as error:
+            data, arrays = _evaluated(term, request, seen)
+    except BaseException as error:
+        # A term that calls sys.exit() ends neither its worker nor the caller.
         data, arrays = dumps(Failure.of(request.name, error))[0], []
     finally:
         # A term that forked: its child must not go on as a second worker.
         if os.getpid() != process:
             os._exit(0)
-    return Reply(data, arrays, tuple(name for name, window in windows if not _released(window)))
+    retained = tuple(name for name, alive in seen if alive() is not None)
+    _board(request.clock)[2] = 1.0
+    return Reply(data, arrays, retained)
 
 
 def _loaded(request: Request) -> Term | None:
@@ -161,17 +166,16 @@ def _loaded(request: Request) -> Term | None:
     return _terms[request.key]
 
 
-def _note_the_time(clock: tuple[str, int]) -> None:
+def _board(clock: tuple[str, int]) -> Any:
+    """Three numbers for this task: when it began, the process that it runs in, and whether it is done."""
     name, slot = clock
-    board = np.frombuffer(_views.window(name), np.float64)
-    board[2 * slot + 1] = os.getpid()
-    board[2 * slot] = time.monotonic()
+    return np.ndarray((3,), np.float64, _views.attach(name).buf, 24 * slot)
 
 
 def _evaluated(
-    term: Term, request: Request, windows: list[tuple[str, memoryview]]
+    term: Term, request: Request, seen: list[tuple[str, Callable[[], Any]]]
 ) -> tuple[bytes, list[Packed | Lent]]:
-    inputs, wrt, step, state = loads(request.data, [_seen(array, windows) for array in request.arrays])
+    inputs, wrt, step, state = loads(request.data, [_seen(array, seen) for array in request.arrays])
     with waiting(wait_here):
         evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
     # Whoever still refers to an input after this is the term.
@@ -180,11 +184,11 @@ def _evaluated(
     return data, _placed(arrays, request.outlet)
 
 
-def _seen(array: Packed | Lent, windows: list[tuple[str, memoryview]]) -> Packed:
+def _seen(array: Packed | Lent, seen: list[tuple[str, Callable[[], Any]]]) -> Packed:
     if isinstance(array, Packed):
         return array
-    packed, window = _views.see(array)
-    windows.append((array.block, window))
+    packed, alive = _views.see(array)
+    seen.append((array.block, alive))
     return packed
 
 
@@ -200,15 +204,6 @@ def _placed(arrays: Sequence[Packed], outlet: Outlet | None) -> list[Packed | Le
             placed.append(lay(_views.attach(outlet.block), packed, offset))
             offset += aligned(size)
     return placed
-
-
-def _released(window: memoryview) -> bool:
-    """Whether nothing refers to an array of the caller's any more."""
-    try:
-        window.release()
-    except BufferError:
-        return False
-    return True
 
 
 @contextlib.contextmanager
