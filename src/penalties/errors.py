@@ -1,8 +1,9 @@
 """The errors this library raises; every one derives from `PenaltiesError`."""
 
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
+    "FIRST_ORDER",
     "BackendError",
     "GradientError",
     "InputError",
@@ -15,6 +16,12 @@ __all__ = [
     "TermTimeoutError",
     "WorkerLostError",
 ]
+
+
+FIRST_ORDER: Final = (
+    "a value that came with its gradient cannot be differentiated twice: it is that of value_and_grad, of a term that "
+    "ran elsewhere, or of one that brought its gradient"
+)
 
 
 class PenaltiesError(Exception):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import BackendError
+from ..errors import FIRST_ORDER, BackendError, GradientError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -436,15 +436,32 @@ def _stitch() -> Any:
         return value
 
     def forward(value: Any, inputs: Any, gradients: Any) -> Any:
-        return value, (value, gradients)
+        return value, (value, inputs, gradients)
 
     def backward(kept: Any, upstream: Any) -> Any:
-        value, gradients = kept
+        value, inputs, gradients = kept
         nothing = jax.tree_util.tree_map(jax.numpy.zeros_like, gradients)
-        return jax.numpy.zeros_like(value), [(upstream * g).astype(g.dtype) for g in gradients], nothing
+        found = [(upstream * g).astype(g.dtype) for g in gradients]
+        return jax.numpy.zeros_like(value), _once()(found, inputs), nothing
 
     stitched.defvjp(forward, backward)
     return stitched
+
+
+@functools.cache
+def _once() -> Any:
+    """Gradients that came as numbers: differentiating them again would give 0, silently."""
+    jax = _jax()
+
+    @jax.custom_jvp
+    def once(gradients: Any, inputs: Any) -> Any:
+        return gradients
+
+    @once.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise GradientError(FIRST_ORDER)
+
+    return once
 
 
 def sum_over_rows(fn: Callable[..., "Array"], arrays: Sequence["Array"], size: int) -> "Array":

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import BackendError, GradientError
+from ..errors import FIRST_ORDER, BackendError, GradientError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -661,15 +661,35 @@ def _stitch_function() -> Any:
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.count = inputs[1]
-            ctx.save_for_backward(*inputs[2 + ctx.count :])
+            ctx.save_for_backward(*inputs[2:])
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             (upstream,) = grad_outputs
+            inputs, gradients = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
             # In float32 at least: the scale of a loss in half precision is beyond what that can hold.
-            returned = [(upstream * upcast("stitch", g)).to(g.dtype) for g in ctx.saved_tensors]
+            returned = [(upstream * upcast("stitch", g)).to(g.dtype) for g in gradients]
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                once: Any = Once
+                returned = [once.apply(g, *inputs) for g in returned]
             return upstream if ctx.needs_input_grad[0] else None, None, *returned, *([None] * ctx.count)
+
+    class Once(torch.autograd.Function):
+        """A gradient that came as numbers: differentiating it again would give 0, silently."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(gradient: Any, *inputs: Any) -> Any:
+            return gradient.clone()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            raise GradientError(FIRST_ORDER)
 
     _stitch = Stitch
     return _stitch

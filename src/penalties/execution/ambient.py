@@ -4,49 +4,76 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final, TypeAlias
 
-__all__ = ["captured"]
+__all__ = ["Modes"]
+
+_AUTOCAST: Final = ("cpu", "cuda")
+
+Flags: TypeAlias = tuple[Any, ...]
+"""PyTorch's modes that are set and read, not entered: gradients, and autocast for each kind of device."""
 
 
-def captured() -> Callable[[], AbstractContextManager[None]]:
-    """The modes of the libraries that are loaded, as they are now; entered wherever the result is called."""
-    entering: list[Callable[[], AbstractContextManager[Any]]] = []
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        _torch(torch, entering)
-    jax = sys.modules.get("jax")
-    if jax is not None:
-        _jax(jax, entering)
+class Modes:
+    """The modes of the libraries that are loaded, as a caller had them; entered where a term runs for it."""
+
+    def __init__(self) -> None:
+        """As they are now."""
+        self._flags: Flags | None = _flags()
+        self._entering: list[Callable[[], AbstractContextManager[Any]]] = []
+        torch: Any = sys.modules.get("torch")
+        if torch is not None:
+            if torch.is_inference_mode_enabled():
+                self._entering.append(torch.inference_mode)
+            device = torch.get_default_device()
+            if device.type != "cpu":
+                self._entering.append(lambda: device)
+        jax: Any = sys.modules.get("jax")
+        if jax is not None:
+            default = jax.config.jax_default_device
+            if default is not None:
+                self._entering.append(lambda: jax.default_device(default))
+            wide = jax.config.jax_enable_x64
+            self._entering.append(lambda: jax.enable_x64(wide))
 
     @contextlib.contextmanager
-    def entered() -> Generator[None]:
-        with contextlib.ExitStack() as stack:
-            for enter in entering:
-                stack.enter_context(enter())
-            yield
+    def __call__(self) -> Generator[None]:
+        """In these modes, whatever ran in this thread before."""
+        before = _flags()
+        _set(self._flags)
+        try:
+            with contextlib.ExitStack() as stack:
+                for enter in self._entering:
+                    stack.enter_context(enter())
+                yield
+        finally:
+            _set(before)
 
-    return entered
-
-
-def _torch(torch: Any, entering: list[Callable[[], AbstractContextManager[Any]]]) -> None:
-    # A thread begins with gradients, without autocast and with the processor as its device.
-    if torch.is_inference_mode_enabled():
-        entering.append(torch.inference_mode)
-    elif not torch.is_grad_enabled():
-        entering.append(torch.no_grad)
-    device = torch.get_default_device()
-    if device.type != "cpu":
-        entering.append(lambda: device)
-    for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind):
-            dtype, cached = torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
-            entering.append(lambda k=kind, d=dtype, c=cached: torch.autocast(k, dtype=d, cache_enabled=c))
+    @contextlib.contextmanager
+    def step(self) -> Generator[None]:
+        """The same for one step of a coroutine: what that step changes is there again at its next, and nowhere else."""
+        with self():
+            try:
+                yield
+            finally:
+                self._flags = _flags()
 
 
-def _jax(jax: Any, entering: list[Callable[[], AbstractContextManager[Any]]]) -> None:
-    device = jax.config.jax_default_device
-    if device is not None:
-        entering.append(lambda: jax.default_device(device))
-    wide = jax.config.jax_enable_x64
-    entering.append(lambda: jax.enable_x64(wide))
+def _flags() -> Flags | None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    cast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST]
+    return torch.is_grad_enabled(), torch.is_autocast_cache_enabled(), *cast
+
+
+def _set(flags: Flags | None) -> None:
+    if flags is None:
+        return
+    torch: Any = sys.modules["torch"]
+    gradients, cached, *cast = flags
+    torch._C._set_grad_enabled(gradients)
+    torch.set_autocast_cache_enabled(cached)
+    for kind, (enabled, dtype) in zip(_AUTOCAST, cast, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)

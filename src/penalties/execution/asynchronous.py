@@ -3,16 +3,15 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from ..errors import TermTimeoutError
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.inputs import arrays_in
-from .ambient import captured
+from .ambient import Modes
 from .awaiting import wait_here
 from .task import Task
 from .threads import RunningThread, Threads
@@ -35,13 +34,14 @@ class Async:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._threads = Threads(_MOST)
-        self._blocked = 0
-        self._orphans: set[asyncio.Task[Any]] = set()
+        self._blocked: list[threading.Thread] = []
+        self._orphans: list[asyncio.Task[Any]] = []
 
     @property
     def abandoned(self) -> int:
         """Loops that a coroutine blocks, coroutines that would not be cancelled, and threads that hang."""
-        return self._blocked + len(self._orphans) + self._threads.abandoned
+        blocked = sum(thread.is_alive() for thread in self._blocked)
+        return blocked + sum(not task.done() for task in self._orphans) + self._threads.abandoned
 
     def start(self, task: Task) -> "_Running":
         """Call the function; what it returns is awaited on the loop."""
@@ -72,21 +72,27 @@ class Async:
             else:
                 coroutine.add_done_callback(lambda _: ended.set())
 
-        loop.call_soon_threadsafe(look)
-        if ended.wait(_BEAT):
-            return False
         beat = threading.Event()
-        loop.call_soon_threadsafe(beat.set)
+        try:
+            loop.call_soon_threadsafe(look)
+            if ended.wait(_BEAT):
+                return False
+            loop.call_soon_threadsafe(beat.set)
+        except RuntimeError:
+            # The executor was closed meanwhile, and its loop with everything on it.
+            return False
         if not beat.wait(_BEAT):
             with self._lock:
                 # The others' coroutines are on it too; the next term gets a new loop.
-                if self._loop is loop:
+                if self._loop is loop and self._thread is not None:
+                    self._blocked = [thread for thread in self._blocked if thread.is_alive()] + [self._thread]
                     self._loop = self._thread = None
-                    self._blocked += 1
+                    # It ends as soon as it is free again.
+                    loop.call_soon_threadsafe(loop.stop)
             return True
-        if coroutine is not None:
-            self._orphans.add(coroutine)
-            coroutine.add_done_callback(self._orphans.discard)
+        self._orphans = [task for task in self._orphans if not task.done()]
+        if coroutine is not None and not coroutine.done():
+            self._orphans.append(coroutine)
         return True
 
     def close(self) -> None:
@@ -110,6 +116,7 @@ class _Running:
         self._coroutine: asyncio.Task[Any] | None = None
         self._on: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
+        self._over = False
 
     def wait(self, awaitable: Any) -> Any:
         """Wait in the thread for what the loop awaits."""
@@ -118,7 +125,7 @@ class _Running:
             waited = cast("Future[Any]", awaitable)
         else:
             loop = self.place.loop()
-            waited = asyncio.run_coroutine_threadsafe(self._noted(awaitable, captured()), loop)
+            waited = asyncio.run_coroutine_threadsafe(self._noted(awaitable, Modes()), loop)
             self._on = loop
         with self._lock:
             self._waited = waited
@@ -129,7 +136,7 @@ class _Running:
             raise found.error
         return found
 
-    async def _noted(self, awaitable: Any, modes: Callable[[], AbstractContextManager[None]]) -> Any:
+    async def _noted(self, awaitable: Any, modes: Modes) -> Any:
         self._coroutine = asyncio.current_task()
         try:
             return await _InModes(awaitable, modes)
@@ -143,6 +150,7 @@ class _Running:
         try:
             return thread.result()
         except TermTimeoutError as late:
+            self._over = True
             if not late.abandoned or self._waited is None:
                 raise
             left = self._stop()
@@ -153,7 +161,8 @@ class _Running:
 
     def cancel(self) -> None:
         """Cancel the coroutine, if it lets itself be cancelled."""
-        self._stop()
+        if not self._over:
+            self._stop()
 
     def _stop(self) -> bool:
         """Cancel the coroutine; gives whether it runs on all the same."""
@@ -176,9 +185,9 @@ class _Ended:
 
 
 class _InModes:
-    """An awaitable whose every step runs in the modes of who awaits it, and no other coroutine's."""
+    """An awaitable whose every step runs in the modes of who awaits it, and in no other coroutine's."""
 
-    def __init__(self, awaitable: Any, modes: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, awaitable: Any, modes: Modes) -> None:
         self.awaitable = awaitable
         self.modes = modes
 
@@ -188,7 +197,7 @@ class _InModes:
         thrown: BaseException | None = None
         while True:
             try:
-                with self.modes():
+                with self.modes.step():
                     waited_for = steps.send(sent) if thrown is None else steps.throw(thrown)
             except StopIteration as end:
                 return end.value
@@ -210,7 +219,11 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
         for task in pending:
             task.cancel()
         if pending:
-            loop.run_until_complete(asyncio.wait(pending, timeout=_BEAT))
+            _, refusing = loop.run_until_complete(asyncio.wait(pending, timeout=_BEAT))
+            for task in refusing:
+                # It was reported when it would not be cancelled; asyncio need not say so again.
+                untyped: Any = task
+                untyped._log_destroy_pending = False
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

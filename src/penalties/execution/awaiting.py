@@ -5,17 +5,16 @@ import threading
 from concurrent.futures import Future
 from typing import Any, cast
 
-__all__ = ["wait_here"]
+__all__ = ["close_here", "wait_here"]
 
 
-class _Runners(threading.local):
+class _Here(threading.local):
     """The event loop of each thread that had to wait: kept, since clients of services belong to one."""
 
-    def __init__(self) -> None:
-        self.runner = asyncio.Runner()
+    runner: asyncio.Runner | None = None
 
 
-_here = _Runners()
+_here = _Here()
 
 
 def wait_here(awaitable: Any) -> Any:
@@ -25,6 +24,7 @@ def wait_here(awaitable: Any) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        _here.runner = _here.runner or asyncio.Runner()
         return _here.runner.run(_awaited(awaitable))
     # A notebook's loop runs in this very thread.
     found: Future[Any] = Future()
@@ -37,6 +37,13 @@ def wait_here(awaitable: Any) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     return found.result()
+
+
+def close_here() -> None:
+    """End the loop of this thread, if it has one."""
+    if _here.runner is not None:
+        _here.runner.close()
+        _here.runner = None
 
 
 async def _awaited(awaitable: Any) -> Any:

@@ -152,17 +152,23 @@ class Views:
         block = shared_memory.SharedMemory(name)
         self._open[name] = block
         while len(self._open) > _ATTACHED:
-            _, old = self._open.popitem(last=False)
-            try:
-                old.close()
-            except BufferError:
-                # A term still refers to an array in it.
-                self._held.append(old)
+            self.forget([next(iter(self._open))])
         return block
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Close blocks that will not come again, as soon as no term refers to what lies in them."""
+        self._held += [self._open.pop(name) for name in names if name in self._open]
+        still: list[shared_memory.SharedMemory] = []
+        for block in self._held:
+            try:
+                block.close()
+            except BufferError:
+                still.append(block)
+        self._held = still
 
     def see(self, lent: Lent) -> tuple[Packed, Callable[[], Any]]:
         """The array without a copy, and what gives None once nothing refers to it any more."""
         # An object of its own under the array: everything made of that keeps it alive.
-        memory = (ctypes.c_char * lent.nbytes).from_buffer(_buffer(self.attach(lent.block)), lent.offset)
+        memory: Any = (ctypes.c_char * lent.nbytes).from_buffer(_buffer(self.attach(lent.block)), lent.offset)
         data: np.ndarray[Any, Any] = np.frombuffer(memory, np.dtype(lent.numpy_dtype)).reshape(lent.shape)
         return Packed(lent.library, lent.dtype, lent.requires_grad, data), weakref.ref(memory)

@@ -73,7 +73,11 @@ def _trained(ops: Backend, array: Any) -> bool:
     """Whether the caller may differentiate with respect to this: it requires a gradient, or JAX follows it."""
     if ops.LIBRARY == "JAX":
         return ops.tracing(array) and ops.differentiable(array, asked=True)
-    return ops.LIBRARY == "PyTorch" and array.requires_grad
+    if ops.LIBRARY != "PyTorch" or not array.requires_grad:
+        return False
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _home(value: Any, inputs: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from ..pipeline import LossOutput, Pipeline
 from ..pipeline.awaitables import is_awaitable
 from ..pipeline.pipeline import check_wrt
 from ..pipeline.term import Term, Weight
-from .ambient import captured
+from .ambient import Modes
 from .asynchronous import Async
 from .processes import Processes
 from .run import Run
@@ -64,7 +64,8 @@ class Executor:
         self._places: dict[str, Any] = {}
         self._closed = False
         # One that is forgotten is closed all the same.
-        self._close = weakref.finalize(self, _close_all, self._places)
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, _close_all, self._places, self._process)
 
     def run(
         self,
@@ -97,6 +98,8 @@ class Executor:
         state: Mapping[str, Any] | None,
         cosines: bool,
     ) -> LossOutput:
+        if os.getpid() != self._process:
+            raise RuntimeError("this Executor belongs to the process that made it; make a new one in this fork")
         if self._closed:
             raise RuntimeError("this Executor is closed; make a new one")
         if not isinstance(cast("object", pipeline), Pipeline):
@@ -107,6 +110,7 @@ class Executor:
         named, positional = _given(inputs)
         step = _whole(step)
         try:
+            positional = tuple(_arrived("input", value) for value in positional)
             if any(is_awaitable(value) for value in named.values()):
                 terms = pipeline.terms if pipeline.base is None else (pipeline.base, *pipeline.terms)
                 run.start_early(terms, named, step, state, () if asked is None else asked[0] or ())
@@ -145,11 +149,12 @@ class Executor:
         """
         loop = asyncio.get_running_loop()
         named, positional = _given(inputs)
-        awaited = {name: value for name, value in named.items() if hasattr(value, "__await__")}
+        by_name = named or dict.fromkeys(("input",), *positional)
+        awaited = {name: value for name, value in by_name.items() if hasattr(value, "__await__")}
         promised: dict[str, Future[Any]] = {name: Future() for name in awaited}
         keeping = [asyncio.ensure_future(_promise(value, promised[name])) for name, value in awaited.items()]
-        given = positional[0] if positional else {**named, **promised}
-        run, modes, context = Run(self), captured(), contextvars.copy_context()
+        given = promised.get("input", *positional) if positional else {**named, **promised}
+        run, modes, context = Run(self), Modes(), contextvars.copy_context()
         found: Future[LossOutput] = Future()
 
         def work() -> None:
@@ -162,9 +167,12 @@ class Executor:
                 found.set_result(output)
 
         threading.Thread(target=work, name="penalties-run", daemon=True).start()
+        wrapped = asyncio.wrap_future(found, loop=loop)
         try:
-            return await asyncio.shield(asyncio.wrap_future(found, loop=loop))
+            return await asyncio.shield(wrapped)
         except asyncio.CancelledError:
+            # Nobody will ask what came of it.
+            wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
             for promise in promised.values():
                 promise.cancel()
             await loop.run_in_executor(None, run.cancel)
@@ -248,7 +256,10 @@ async def _promise(awaitable: Any, promise: "Future[Any]") -> None:
         promise.set_result(found)
 
 
-def _close_all(places: dict[str, Place]) -> None:
+def _close_all(places: dict[str, Place], process: int) -> None:
+    if os.getpid() != process:
+        # A fork of the caller: the workers are not its own.
+        return
     with contextlib.ExitStack() as closing:
         # Every place, even where closing one fails.
         for place in places.values():

@@ -7,7 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -93,7 +93,21 @@ def _pickler_class() -> Any:
         def persistent_id(self, obj: Any) -> int | None:
             return self.place_of(obj)
 
+        def reducer_override(self, obj: Any) -> Any:
+            # Of a script, whose functions go by value: cloudpickle would send the name alone.
+            if isinstance(obj, _CACHED) and obj.__module__ == "__main__":
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return module.Pickler.reducer_override(self, obj)
+
     return Pickler
+
+
+_CACHED: Final[type[Any]] = type(functools.lru_cache(lambda: None))
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """A function with an empty cache of its own, as where it came from."""
+    return functools.lru_cache(**parameters)(function)
 
 
 class _Unpickler(pickle.Unpickler):

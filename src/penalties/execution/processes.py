@@ -48,7 +48,7 @@ class Processes:
         self._bodies = Bodies()
         self._sent: set[int] = set()
         self._pool: Any = None
-        self._context: WorkerContext | None = None
+        self._contexts: dict[int, WorkerContext] = {}
         self._board: SharedMemory | None = None
         self._free = list(range(_SLOTS))
 
@@ -83,10 +83,21 @@ class Processes:
             from pebble import ProcessPool
         except ImportError as error:
             raise MissingLibraryError('a term with runs="process"', "pebble", extra="process") from error
-        if self._context is None:
-            self._context = WorkerContext()
+        context = WorkerContext()
         threads = max(1, (os.cpu_count() or 1) // self.max_workers)
-        return ProcessPool(self.max_workers, initializer=begin, initargs=(threads,), context=self._context)
+        pool = ProcessPool(self.max_workers, initializer=begin, initargs=(threads,), context=context)
+        self._contexts[id(pool)] = context
+        return pool
+
+    def current(self, pool: Any) -> bool:
+        """Whether this is the pool that works."""
+        return self._pool is pool
+
+    def check(self, pool: Any) -> None:
+        """Give up on a pool whose workers wait for a lock that died with one of them."""
+        context = self._contexts.get(id(pool))
+        if context is not None and context.stuck():
+            self.replace(pool)
 
     def replace(self, pool: Any) -> None:
         """Give up on a pool that is broken; the next task starts another."""
@@ -94,7 +105,14 @@ class Processes:
             if self._pool is not pool:
                 return
             self._pool = None
-        _end(pool)
+        self._end(pool)
+
+    def _end(self, pool: Any) -> None:
+        context = self._contexts.pop(id(pool))
+        pool.stop()
+        context.kill()
+        pool.join()
+        context.stop()
 
     def take_slot(self) -> int:
         """A place on the board where a worker says when it began, and who it is."""
@@ -114,8 +132,9 @@ class Processes:
 
     def board(self) -> Any:
         """Three numbers a task: when it began, the process that it runs in, and whether it is done."""
-        assert self._board is not None, "a slot was taken"
-        return np.ndarray((_SLOTS, 3), np.float64, self._board.buf)
+        buffer = None if self._board is None else self._board.buf
+        # Closed meanwhile, by another thread: nothing begins any more.
+        return np.zeros((_SLOTS, 3)) if buffer is None else np.ndarray((_SLOTS, 3), np.float64, buffer)
 
     @property
     def board_name(self) -> str:
@@ -129,15 +148,12 @@ class Processes:
             self.closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
-            _end(pool)
-        if self._context is not None:
-            self._context.stop()
+            self._end(pool)
         self.blocks.close()
 
 
-def _end(pool: Any) -> None:
-    pool.stop()
-    pool.join()
+class _Gone(Exception):
+    """The process of a task is not there any more, and the pool has not said so."""
 
 
 class RunningProcess:
@@ -194,8 +210,14 @@ class RunningProcess:
             self._settings,
             (self.place.board_name, self._slot),
         )
-        self._pool, self._future = self.place.schedule(request)
+        try:
+            self._pool, self._future = self.place.schedule(request)
+        except RuntimeError as error:
+            raise self._closed() from error
         self._sent = time.monotonic()
+
+    def _closed(self) -> TermError:
+        return TermError(self.term.name, "the executor was closed before it was done")
 
     def result(self) -> Evaluation:
         """Wait until it is done, late or lost."""
@@ -223,19 +245,39 @@ class RunningProcess:
             except NotYet:
                 if self._future.done():
                     raise
-                patience = self._patience()
+                try:
+                    patience = self._patience()
+                except _Gone as error:
+                    return self._died(error)
             except (CancelledError, BrokenProcessPool, RuntimeError) as error:
                 return self._lost("its pool of workers broke", error)
             except Exception as error:
                 code = getattr(error, "exitcode", None)
                 return self._lost(f"its process died{_by(code)}", error)
 
+    def _died(self, gone: Exception) -> Reply | None:
+        """What becomes of a task whose process is not there any more."""
+        try:
+            # The pool may know more of it, or have the reply already.
+            return self._future.result(_DYING / 10)
+        except NotYet:
+            self._future.cancel()
+            self.place.check(self._pool)
+            died = self.place.current(self._pool)
+            return self._lost("its process died (exit status 0)" if died else "its pool of workers broke", gone)
+        except Exception as error:
+            return self._lost(f"its process died{_by(getattr(error, 'exitcode', None))}", error)
+
     def _patience(self) -> float:
         """Seconds that are left to it; raises where there are none."""
         if self.place.closed:
-            raise TermError(self.term.name, "the executor was closed before it was done")
-        began, _, done = self.place.board()[self._slot].tolist()
+            raise self._closed()
+        began, pid, done = self.place.board()[self._slot].tolist()
         now = time.monotonic()
+        if began and not _alive(int(pid)):
+            raise _Gone
+        if not self.place.current(self._pool):
+            raise _Gone
         if done:
             # The reply is on its way, and its worker may be with the next task by now.
             return _LOOK
@@ -268,14 +310,14 @@ class RunningProcess:
     def _lost(self, how: str, error: BaseException) -> None:
         """Send it again, once and where that does no harm; else raise."""
         if self.place.closed:
-            raise TermError(self.term.name, "the executor was closed before it was done") from error
+            raise self._closed() from error
         if self._cancelled:
             raise TermError(self.term.name, "was cancelled") from error
         if isinstance(error, BrokenProcessPool | RuntimeError | CancelledError):
             self.place.replace(self._pool)
         began = bool(self.place.board()[self._slot, 0])
         if self._retried or (began and not self.term.idempotent):
-            again = " twice" if self._retried else ""
+            again = " twice" if self._retried and self.term.idempotent else ""
             hint = "" if self.term.idempotent else "; idempotent=True lets it run again"
             raise WorkerLostError(self.term.name, f"{how}{again}{hint}") from error
         self._retried = True
@@ -287,7 +329,11 @@ class RunningProcess:
             if isinstance(array, Lent):
                 array = read(next(block for block in self._blocks if block.name == array.block), array)
             arrays.append(array)
-        found = loads(reply.data, arrays)
+        try:
+            found = loads(reply.data, arrays)
+        except Exception as error:
+            message = f"what it returned cannot be read here: {type(error).__name__}: {error}"
+            raise TermError(self.term.name, message) from error
         if isinstance(found, Evaluation):
             return found
         raise found.error()

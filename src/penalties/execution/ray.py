@@ -3,6 +3,7 @@
 Nothing that loads NumPy is imported here: actors load this module first, and limit native threads before that.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -55,9 +56,9 @@ class Cluster:
         self._bodies = Bodies()
         self._waiting: deque[RunningRay] = deque()
         self._slots: list[_Slot] = []
+        self._evaluator: Any = None
         # Until the first has connected: then the cluster is known.
         self._most = 1
-        self._processors = 1
 
     def start(self, task: "Task") -> "RunningRay":
         """Queue it; an actor begins as soon as one is free."""
@@ -89,13 +90,13 @@ class Cluster:
             # Nobody else is on a cluster of our own: there the executors, which limit themselves, need no turns.
             self._most = self.max_workers if local else max(int(processors), self.max_workers)
             self._fill()
-        remote = ray.remote(num_cpus=0 if local else 1, scheduling_strategy="SPREAD")
-        return remote(TermEvaluator).remote()
+            if self._evaluator is None:
+                self._evaluator = ray.remote(TermEvaluator)
+        return self._evaluator.options(num_cpus=0 if local else 1, scheduling_strategy="SPREAD").remote()
 
     def take(self, slot: "_Slot") -> "RunningRay | None":
         """The next task for a slot whose actor is alive; None at the end."""
         with self.changed:
-            slot.running = None
             while slot.actor is not None and not self._waiting and not self.closed:
                 self.changed.wait()
             if self.closed or slot.actor is None:
@@ -106,12 +107,12 @@ class Cluster:
     def again(self, running: "RunningRay") -> None:
         """Queue a task once more, before the others."""
         with self.changed:
-            if not self.closed:
+            if not self.closed and not running.done:
                 self._waiting.appendleft(running)
                 self.changed.notify()
 
-    def cancel(self, running: "RunningRay") -> None:
-        """Forget a task that waits, and kill the actor of one that runs."""
+    def forget(self, running: "RunningRay") -> None:
+        """Never begin a task that waits, and kill the actor of one that runs."""
         with self.changed:
             if running in self._waiting:
                 self._waiting.remove(running)
@@ -128,9 +129,8 @@ class Cluster:
             waiting = list(self._waiting)
             self._waiting.clear()
         for running in waiting:
-            lost = WorkerLostError(running.name, f"no worker could be had on the cluster: {_reason(error)}")
-            lost.__cause__ = error
-            running.fail(lost)
+            message = f"no worker could be had on the cluster: {_reason(error)}"
+            running.fail(WorkerLostError(running.name, message), error)
 
     def close(self) -> None:
         """Kill every actor; a cluster of our own ends, one of the caller's is left alone."""
@@ -172,7 +172,7 @@ class _Slot:
                 if running is not None:
                     running.run(self)
                 # Nothing of a task outlives it here.
-                del running
+                self.running = running = None
         except Exception as error:
             failure = error
         self.kill()
@@ -182,10 +182,8 @@ class _Slot:
         """Wait for an actor that is alive; False at the end."""
         ray = _library()
         for last in (False, True):
-            if self.place.closed:
-                return False
-            if self.actor is not None:
-                return True
+            if self.actor is not None or self.place.closed:
+                break
             actor = self.place.new_actor()
             with self.place.changed:
                 self.actor, self.used = actor, False
@@ -195,11 +193,9 @@ class _Slot:
                 self.address = ray.get(actor.address.remote(), timeout=_LOADING)
             except ray.exceptions.RayError as error:
                 self.kill()
-                if self.place.closed:
-                    return False
-                if last or isinstance(error, ray.exceptions.GetTimeoutError):
+                if not self.place.closed and (last or isinstance(error, ray.exceptions.GetTimeoutError)):
                     raise
-        return True
+        return not self.place.closed
 
     def kill(self) -> None:
         """End the actor, whatever it does."""
@@ -207,7 +203,9 @@ class _Slot:
             actor, self.actor = self.actor, None
         ray = _library()
         if actor is not None and ray.is_initialized():
-            ray.kill(actor, no_restart=True)
+            # One of an earlier connection went with that.
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor, no_restart=True)
 
 
 class RunningRay:
@@ -225,7 +223,7 @@ class RunningRay:
         self.idempotent = task.term.idempotent
         self._body = body
         self._retried = False
-        self._reply: Future[Reply] = Future()
+        self._reply: Future[tuple[bytes, list[Packed]]] = Future()
         try:
             data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
         except Exception as error:
@@ -234,35 +232,228 @@ class RunningRay:
             ) from error
         self._request = Request(self.name, key, None, data, arrays, None, _settings_of(arrays), ("", 0))
 
+    @property
+    def done(self) -> bool:
+        """Whether it has a result, or failed, or was cancelled."""
+        return self._reply.done()
+
     def result(self) -> "Evaluation":
         """Wait until it is done, late or lost."""
         from ..pipeline.evaluation import Evaluation
         from .portable import loads
 
-        reply = self._reply.result()
-        found = loads(reply.data, _owned(reply.arrays))
+        found = loads(*self._reply.result())
         if isinstance(found, Evaluation):
             return found
         raise found.error()
 
     def cancel(self) -> None:
         """Kill its actor, or never begin."""
-        self.fail(TermError(self.name, "was cancelled"))
-        self.place.cancel(self)
-
-    def fail(self, error: TermError) -> None:
-        """There is nothing more to wait for."""
         with self.place.changed:
-            if not self._reply.done():
+            if not self.done:
+                self.fail(TermError(self.name, "was cancelled"))
+                self.place.forget(self)
+
+    def fail(self, error: TermError, cause: Exception | None = None) -> None:
+        """There is nothing more to wait for."""
+        error.__cause__ = cause
+        with self.place.changed:
+            if not self.done:
                 self._reply.set_exception(error)
 
     def run(self, slot: _Slot) -> None:
         """Have it evaluated by the actor of a slot, in the thread of that."""
-        errors = _library().exceptions
-        # What has been reached, and so what is lost where the actor is.
-        reached = "nothing"
+        ray = _library()
+        actor = slot.actor
+        if actor is None:
+            return
+        there = began = False
         try:
-            reached = ""
-        except errors.RayError:
-            pass
-        raise NotImplementedError(reached)
+            if not ray.is_initialized():
+                raise ConnectionError("the connection to the cluster was closed")
+            # First without the term: whether the actor is still there, and whether it has it.
+            asked = replace(self._request, data=b"", arrays=())
+            reply = ray.get(actor.load.remote(asked), timeout=_LOADING)
+            there = True
+            if reply is not None and not reply.known:
+                reply = ray.get(actor.load.remote(replace(asked, body=self._body)), timeout=_LOADING)
+            if reply is None:
+                promised = actor.run.remote(self._request)
+                began = True
+                reply = ray.get(promised, timeout=self.timeout)
+                slot.used = True
+        except ray.exceptions.GetTimeoutError:
+            slot.kill()
+            what = f"took more than {self.timeout:g} s" if began else f"was not loaded within {_LOADING:g} s"
+            self.fail(TermTimeoutError(self.name, f"{what}; its worker on the cluster was killed"))
+        except ray.exceptions.RayTaskError as error:
+            # Not of the term's making: a cluster with another release of penalties, say.
+            self.fail(TermError(self.name, f"failed on the cluster: {_reason(error)}"), error)
+        except Exception as error:
+            slot.kill()
+            self._lost(f"its worker ({slot.address}) was lost", error, began, count=there or not slot.used)
+        else:
+            self._keep(reply)
+
+    def _keep(self, reply: "Reply") -> None:
+        # Copied: what lies in Ray's memory goes with the cluster.
+        arrays = _owned(reply.arrays)
+        with self.place.changed:
+            if not self.done:
+                self._reply.set_result((reply.data, arrays))
+
+    def _lost(self, how: str, error: Exception, began: bool, *, count: bool) -> None:
+        """Queue it again, once and where that does no harm; else fail."""
+        if count and (self._retried or (began and not self.idempotent)):
+            again = " twice" if self._retried else ""
+            hint = "" if self.idempotent else "; idempotent=True lets it run again"
+            self.fail(WorkerLostError(self.name, f"{how}{again}: {_reason(error)}{hint}"), error)
+        else:
+            # An actor that died while it had nothing to do is none of the term's losses.
+            self._retried |= count
+            self.place.again(self)
+
+
+class TermEvaluator:
+    """The inside of an actor: loads terms once, and evaluates them."""
+
+    def __init__(self) -> None:
+        """Set the process up."""
+        cap_threads(1)
+        # Arrays come through the memory of the host; an actor has no accelerator unless it was given one.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+    def address(self) -> str:
+        """Which process this is, for who reads of its end."""
+        return f"process {os.getpid()} on {_library().util.get_node_ip_address()}"
+
+    def load(self, request: "Request") -> "Reply | None":
+        """Load a term and the libraries of its arrays; None where all is there, else a reply that says what is not."""
+        from .portable import dumps
+        from .worker import Failure, Reply, _loaded  # pyright: ignore[reportPrivateUsage]
+
+        try:
+            term = _loaded(request)
+            for library in request.settings:
+                importlib.import_module(library)
+        except Exception as error:
+            message = f"could not be loaded on the cluster: {type(error).__name__}: {error}"
+            failed = TermError(request.name, message)
+            failed.__cause__ = error
+            return Reply(dumps(Failure.of(request.name, failed))[0], ())
+        return Reply(b"", (), known=False) if term is None else None
+
+    def run(self, request: "Request") -> "Reply":
+        """Evaluate a term that is loaded, and give back what it gave or why it did not."""
+        from .portable import dumps
+        from .worker import Failure, Reply, _evaluated, _loaded, _settings  # pyright: ignore[reportPrivateUsage]
+
+        process = os.getpid()
+        term = _loaded(request)
+        assert term is not None, "loaded before"
+        request = replace(request, arrays=_owned(request.arrays))
+        try:
+            with _settings(request.settings):
+                data, arrays = _evaluated(term, request, [])
+        except BaseException as error:
+            # A term that calls sys.exit() does not end its actor.
+            data, arrays = dumps(Failure.of(request.name, error))[0], []
+        finally:
+            # A term that forked: its child must not go on as a second actor.
+            if os.getpid() != process:
+                os._exit(0)
+        return Reply(data, arrays)
+
+
+class _Local:
+    """A connection for callers who have none: the executors of a process share it, and the last one ends it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: set[Cluster] = set()
+        self._keeper: threading.Thread | None = None
+        self._end = threading.Event()
+        self._connected: tuple[str, str] | None = None
+        self._alone = False
+
+    def connect(self, user: Cluster, processors: int) -> bool:
+        """Connect unless the caller is; gives whether the cluster is one of our own."""
+        with self._lock:
+            if not _library().is_initialized():
+                self._begin(processors)
+            elif self._connected != _connection():
+                return False
+            self._users.add(user)
+            return self._alone
+
+    def _begin(self, processors: int) -> None:
+        self._stop()
+        self._end = threading.Event()
+        began: Future[tuple[str, str]] = Future()
+        named = os.environ.get("RAY_ADDRESS")
+        options = (
+            {"address": named} if named else {"address": "local", "num_cpus": processors, "include_dashboard": False}
+        )
+        # Ray's processes die with the thread that started them, so that one stays.
+        self._keeper = threading.Thread(
+            target=_keep_connected, args=(options, began, self._end), name="penalties-ray-keeper", daemon=True
+        )
+        self._keeper.start()
+        self._connected = began.result()
+        self._alone = not named
+
+    def _stop(self) -> None:
+        if self._keeper is not None:
+            self._end.set()
+            self._keeper.join(_ENDING)
+            self._keeper = self._connected = None
+
+    def leave(self, user: Cluster) -> None:
+        """One who uses it no longer."""
+        with self._lock:
+            self._users.discard(user)
+            if not self._users:
+                self._stop()
+
+
+_local: Final = _Local()
+
+
+def _keep_connected(options: dict[str, Any], began: Future[tuple[str, str]], end: threading.Event) -> None:
+    ray = _library()
+    try:
+        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        connected = _connection()
+    except BaseException as error:
+        began.set_exception(error)
+        return
+    began.set_result(connected)
+    end.wait()
+    # The caller may have made a connection of their own since.
+    if ray.is_initialized() and _connection() == connected:
+        ray.shutdown()
+
+
+def _connection() -> tuple[str, str]:
+    """Which cluster this process is connected to, and as which of its jobs."""
+    context = _library().get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
+
+
+def _library() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingLibraryError('a term with runs="ray"', "ray", extra="ray") from error
+    return ray
+
+
+def _owned(arrays: "Sequence[Any]") -> "list[Packed]":
+    """Arrays that may be written to: those that come from Ray's memory may not."""
+    return [packed if packed.data.flags.writeable else replace(packed, data=packed.data.copy()) for packed in arrays]
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of Ray's report that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].split(". ")[0].rstrip(".") if lines else type(error).__name__

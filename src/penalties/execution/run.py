@@ -11,14 +11,14 @@ from ..backends import owner
 from ..errors import BackendError, InputError, NonFiniteError, TermError
 from ..pipeline.awaitables import is_awaitable, waiting
 from ..pipeline.call import Call, Job, failed_row
-from ..pipeline.evaluate import differentiate
+from ..pipeline.evaluate import compute, differentiate
 from ..pipeline.inputs import arrays_in, lookup, reads
 from ..pipeline.kinds import compiling
 from ..pipeline.pipeline import is_due
-from ..pipeline.reading import Row, as_numbers
+from ..pipeline.reading import NOTHING, Row, as_numbers
 from ..pipeline.term import Term, Weight
-from .ambient import captured
-from .awaiting import wait_here
+from .ambient import Modes
+from .awaiting import close_here, wait_here
 from .delivery import delivered, wanted
 from .task import Running, Task
 
@@ -38,7 +38,6 @@ class Run:
         self.executor: Executor = executor
         self.sequential: bool = executor.sequential
         self.running: dict[str, Running] = {}
-        self.cancelled = False
         self._modes: Any = None
 
     def start_early(
@@ -72,6 +71,8 @@ class Run:
         """Every term's row and new state, in order, and the failure to raise once the output is made."""
         if compiling():
             raise BackendError("Executor.run: called inside torch.compile; call it outside")
+        if not (call.heard or call.quiet or self.sequential or call.gradients) and all(job[0].usual for job in jobs):
+            return self._usual(call, jobs, inputs)
         away: dict[int, dict[str, Any]] = {}
         if not self.sequential:
             away = {place: _read(term, inputs, call.step) for place, (term, _, _) in enumerate(jobs) if not _here(term)}
@@ -86,19 +87,47 @@ class Run:
                 self.running[term.name] = self._start(term, read, wanted(term, read, targets), call.step, before)
             except TermError as error:
                 found[place].error = error
-        if len(away) < len(jobs):
+        if self.sequential:
+            with waiting(wait_here):
+                self._evaluate_here(call, jobs, inputs, away, found)
+            close_here()
+        elif len(away) < len(jobs):
             self._evaluate_here(call, jobs, inputs, away, found)
         for place, read in away.items():
             self._collect(found[place], read, targets)
         self._check_finite(found)
+        # In this order: a row that failed forgets its new state.
+        return [(one.finished(call), one.new) for one in found], self._failure(call, found)
+
+    def _usual(
+        self, call: Call, jobs: Sequence[Job], inputs: Mapping[str, Any]
+    ) -> tuple[list[tuple[Row, Any]], _Failure | None]:
+        """The same where all terms run here and nobody listens: a record of each would double what it costs."""
         results: list[tuple[Row, Any]] = []
+        errors: dict[int, _Failure] = {}
+        limit, step, clock = self.executor.timeout, call.step, time.perf_counter
+        for place, (term, weight, before) in enumerate(jobs):
+            start = clock()
+            try:
+                value, _, metrics, new = compute(term, inputs, step, before)
+            except TermError as error:
+                errors[place] = error
+                value, metrics, new = None, NOTHING, None
+            duration = clock() - start
+            if duration > limit or term.timeout is not None:
+                self._report_overrun(term, duration, frames=7)
+            results.append(((term.name, value, weight, None, None, NOTHING, metrics, duration, None), new))
+        values = [row[1] for row, _ in results]
+        if not errors and all(map(math.isfinite, as_numbers(values))):
+            return results, None
+        found = [_Found(term, weight) for term, weight, _ in jobs]
         for place, one in enumerate(found):
-            results.append((one.finished(call, elsewhere=place in away), one.new))
-        return results, self._failure(call, found)
+            (one.row, one.new), one.error = results[place], errors.get(place)
+        self._check_finite(found)
+        return [(one.finished(call), one.new) for one in found], self._failure(call, found)
 
     def cancel(self) -> None:
         """Stop whatever still runs."""
-        self.cancelled = True
         for running in list(self.running.values()):
             running.cancel()
 
@@ -106,7 +135,7 @@ class Run:
         self, term: Term, read: Mapping[str, Any], wrt: tuple[str, ...], step: int | None, before: Any
     ) -> Running:
         if self._modes is None:
-            self._modes = captured()
+            self._modes = Modes()
         timeout = self.executor.timeout if term.timeout is None else term.timeout
         inputs = {name: _concrete(term.name, value) for name, value in read.items()}
         return self.executor.place(term).start(Task(term, inputs, wrt, step, before, timeout, self._modes))
@@ -128,15 +157,11 @@ class Run:
                     # Its gradient is added when its value is known to be finite, and the term is not left out.
                     one.began = call.term_began(term, weight)
                     start = time.perf_counter()
-                    with waiting(wait_here):
-                        result, one.leaves, one.grad_error = differentiate(
-                            term, inputs, call.gradients.targets, step=call.step, state=before
-                        )
+                    result, one.leaves, one.grad_error = differentiate(
+                        term, inputs, call.gradients.targets, step=call.step, state=before
+                    )
                     one.value, _, one.metrics, one.new = result
                     one.duration = time.perf_counter() - start
-                elif self.sequential:
-                    with waiting(wait_here):
-                        one.row, one.new = call.evaluate(term, weight, inputs, before, True)
                 else:
                     one.row, one.new = call.evaluate(term, weight, inputs, before, True)
             except TermError as error:
@@ -144,14 +169,14 @@ class Run:
             else:
                 self._report_overrun(term, one.duration if one.row is None else one.row[7])
 
-    def _report_overrun(self, term: Term, duration: float | None) -> None:
+    def _report_overrun(self, term: Term, duration: float | None, frames: int = 8) -> None:
         limit = self.executor.timeout if term.timeout is None else term.timeout
         if duration is not None and duration > limit:
             warnings.warn(
                 f"{term.name}: took {duration:.3g} s, more than its timeout of {limit:g} s; a term that runs inline "
                 'cannot be stopped: runs="process" can',
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=frames,  # the call of `run`
             )
 
     def _collect(self, one: "_Found", read: Mapping[str, Any], targets: Any) -> None:
@@ -224,7 +249,7 @@ class _Found:
         """Its value, or None."""
         return self.value if self.row is None else self.row[1]
 
-    def finished(self, call: Call, *, elsewhere: bool) -> Row:
+    def finished(self, call: Call) -> Row:
         """The row, with the gradient added to the others'."""
         if self.error is not None:
             self.new = None
@@ -272,6 +297,8 @@ def _root(name: str, inputs: Mapping[str, Any]) -> str:
 
 def _concrete(term: str, value: Any) -> Any:
     """The input without JAX's tracing of it; inside jit and vmap there are no numbers to send."""
+    if any(ops.LIBRARY == "PyTorch" and ops.tracing(array) for ops, array in arrays_in(value)):
+        raise BackendError(f"{term}: Executor.run was called inside a transform of torch.func; call it outside")
     jax = sys.modules.get("jax")
     if jax is None or not any(ops.LIBRARY == "JAX" and ops.tracing(array) for ops, array in arrays_in(value)):
         return value

@@ -1,12 +1,12 @@
 """One term to be evaluated elsewhere, and the promise of its evaluation."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.term import Term
+from .ambient import Modes
 
 __all__ = ["Place", "Running", "Task"]
 
@@ -24,8 +24,8 @@ class Task:
     state: Any
     timeout: float
     """Seconds, from when the function is loaded and runs."""
-    surroundings: Callable[[], AbstractContextManager[None]]
-    """Enters what the caller was in: its context variables' libraries' modes."""
+    modes: Modes
+    """Those of the libraries that the caller was in."""
 
 
 class Running(Protocol):

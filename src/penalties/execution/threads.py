@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..errors import PenaltiesError, TermError, TermTimeoutError
 from ..pipeline.awaitables import waiting
 from ..pipeline.evaluation import Evaluation
-from .awaiting import wait_here
+from .awaiting import close_here, wait_here
 from .capturing import check_captures
 from .evaluating import evaluate_away
 from .task import Task
@@ -69,6 +69,12 @@ class Threads:
             thread.start()
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        finally:
+            close_here()
+
+    def _serve(self) -> None:
         while True:
             running = self._queue.get()
             if running is None:
@@ -145,7 +151,7 @@ class RunningThread:
         self._done.set()
 
     def _evaluated(self, task: Task) -> Evaluation:
-        with task.surroundings(), waiting(self.waiter):
+        with task.modes(), waiting(self.waiter):
             evaluation = evaluate_away(task.term, task.inputs, task.wrt, step=task.step, state=task.state)
         check_captures(task, evaluation)
         return evaluation

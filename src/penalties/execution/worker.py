@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import sys
 import threading
 import time
 import traceback
@@ -110,6 +111,11 @@ def begin(threads: int) -> None:
     cap_threads(threads)
     # Arrays come through the memory of the host; a worker that asked for the accelerator would take it from the caller.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # Forked from one server, they would all draw the same.
+    np.random.seed(int.from_bytes(os.urandom(4)))  # noqa: NPY002 (the generator that terms share)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
 
 
@@ -150,6 +156,7 @@ def serve(request: Request) -> Reply:
         if os.getpid() != process:
             os._exit(0)
     retained = tuple(name for name, alive in seen if alive() is not None)
+    _views.forget(retained)
     _board(request.clock)[2] = 1.0
     return Reply(data, arrays, retained)
 

@@ -1,12 +1,19 @@
 """How worker processes are started: from a server of our own, so that no process with threads is ever forked."""
 
+import contextlib
 import multiprocessing.context as context
+import os
+import signal
 import sys
 import types
+import weakref
 from multiprocessing import process, spawn
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["WorkerContext", "WorkerProcess"]
+
+_LOCKED: Final = 1.0
+"""Seconds for which a worker that is well holds a lock at most: it reads or writes a message."""
 
 
 class WorkerProcess(process.BaseProcess):
@@ -37,6 +44,9 @@ class WorkerContext(context.BaseContext):
         super().__init__()
         self._server: Any = None
         self._popen: Any = None
+        # Kept as long as a worker may be starting, which looks for them by name.
+        self._locks: list[Any] = []
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         if sys.platform != "win32":
             from multiprocessing import forkserver
 
@@ -51,7 +61,14 @@ class WorkerContext(context.BaseContext):
             return context.SpawnProcess(*args, **kwargs)
         made = WorkerProcess(*args, **kwargs)
         made.popen = self._popen
+        self._made.add(made)
         return made
+
+    def RLock(self) -> Any:
+        """A lock that workers share."""
+        lock = super().RLock()
+        self._locks.append(lock)
+        return lock
 
     def get_start_method(self, allow_none: bool = False) -> str:
         """How workers are started."""
@@ -61,10 +78,36 @@ class WorkerContext(context.BaseContext):
         """Itself."""
         return self
 
+    def stuck(self) -> bool:
+        """Whether a worker died with a lock that the others wait for."""
+        for lock in self._locks:
+            if not lock.acquire(timeout=_LOCKED):
+                return True
+            lock.release()
+        return False
+
+    def kill(self) -> None:
+        """Kill every worker, whatever it is doing."""
+        for worker in list(self._made):
+            with contextlib.suppress(ProcessLookupError, ValueError, AttributeError):
+                if worker.is_alive():
+                    os.kill(worker.pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """Stop the server, once its workers are gone."""
         if self._server is not None:
             self._server._stop()
+        self._locks.clear()
+
+
+def _disown() -> None:
+    """In a fork of the caller: its workers are not ours to stop."""
+    children: set[Any] = vars(process)["_children"]
+    children.difference_update([child for child in children if isinstance(child, WorkerProcess)])
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def _popen_class(server: Any) -> Any:

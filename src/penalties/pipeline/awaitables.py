@@ -25,7 +25,9 @@ def awaited(term: str, result: Any) -> Any:
     if waiter is None:
         if asyncio.iscoroutine(result):
             result.close()
-        raise TermError(term, "returned an awaitable; use an Executor: executor.run(pipeline, inputs)")
+        raise TermError(
+            term, 'returned an awaitable; give it runs="async", and use an Executor: executor.run(pipeline, inputs)'
+        )
     try:
         return waiter(result)
     except Exception as error:

@@ -380,7 +380,9 @@ class Pipeline:
                 found, failure = runner(call, jobs, inputs)
                 ran = [term for term, _, _ in jobs]
                 rows = [row for row, _ in found]
-                new_state |= {row[0]: new for row, new in found if new is not None}
+                for row, new in found:
+                    if new is not None:
+                        new_state[row[0]] = new
             gradients = None if call is None else call.gradients
             output = combined(
                 ran, rows, base, ops, like, gradients, new_state, single=len(positional) > 0, bare=bare and call is None

@@ -29,6 +29,11 @@ Row: TypeAlias = tuple[str, Any, Any, Any, str | None, Mapping[str, Any], Mappin
 
 def as_numbers(values: list[Any]) -> list[Any]:
     """The values with numbers in place of arrays."""
+    kind: Any = type(values[0]) if values else float
+    if kind is not float and all([type(value) is kind for value in values]):  # noqa: C419 (a generator is slower)
+        ops = owner(values[0])
+        if ops is not None:
+            return ops.read(values)
     places = [place for place, value in enumerate(values) if type(value) is not float and value is not None]
     arrays = [values[place] for place in places]
     ops = owner(arrays[0]) if arrays else None

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 
 from ..errors import MissingLibraryError, PenaltiesError
+from ..execution.portable import function_bytes, loads
 from ..pipeline.catalogue import path_of
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.state import load_state, save_state
@@ -68,7 +69,7 @@ def check_pickling(sample: Sample) -> Check:
     term = sample.term
     travels = term.runs in ("process", "ray")
     try:
-        restored: Term = pickle.loads(pickle.dumps(term))
+        restored: Term = loads(function_bytes(term), ()) if travels else pickle.loads(pickle.dumps(term))
     except Exception as error:  # pickle raises whatever an object's own methods raise
         lost = inspect.isfunction(term.fn) and path_of(term.fn) is None
         why = "no module has it under its name: define it at the top level of one" if lost else _short(error)

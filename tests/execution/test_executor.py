@@ -1,0 +1,506 @@
+"""How an executor runs terms: early, on other loops, in the caller's context, and what it leaves alone."""
+
+import asyncio
+import contextvars
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import penalties as pn
+from penalties import schedules, telemetry
+
+PLACES = ("thread", "process", "async")
+WHERE = contextvars.ContextVar("where", default="nowhere")
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[pn.Executor]:
+    with pn.Executor(max_workers=2, timeout=60.0) as executor:
+        yield executor
+
+
+class TestEarly:
+    @pytest.mark.parametrize("place", PLACES)
+    def test_terms_start_before_inputs_that_they_do_not_read(
+        self, executor: pn.Executor, place: Any, tmp_path: Path
+    ) -> None:
+        mark = tmp_path / "started"
+
+        def early(data: Any) -> Any:
+            mark.touch()
+            return data.sum()
+
+        late: Future[Any] = Future()
+
+        def forward() -> None:
+            # Only once the other term has begun.
+            end = time.monotonic() + 20.0
+            while not mark.exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            late.set_result(np.array([1.0, 2.0]) if mark.exists() else np.zeros(2))
+
+        threading.Thread(target=forward).start()
+        pipeline = pn.Pipeline(
+            [pn.Term(early, runs=place), pn.Term("l1", inputs="logprobs"), pn.Term("l2", inputs="logprobs", runs=place)]
+        )
+        out = executor.run(pipeline, {"data": np.ones(3), "logprobs": late})
+        assert [float(term.value) for term in out] == [3.0, 3.0, 5.0]
+
+    def test_gradients_asked_for_are_taken_early_too(self, executor: pn.Executor) -> None:
+        late: Future[Any] = Future()
+        threading.Timer(0.1, late.set_result, [torch.ones(2)]).start()
+        pipeline = pn.Pipeline([pn.Term("l2", inputs="data", runs="thread"), pn.Term("l1", inputs="logprobs")])
+        out = executor.run(pipeline, {"data": torch.ones(3), "logprobs": late}, wrt=["data", "logprobs"])
+        assert out.gradient["data"].tolist() == [2.0, 2.0, 2.0]
+        assert out.gradient["logprobs"].tolist() == [1.0, 1.0]
+
+    def test_an_input_that_fails_ends_what_has_begun(self, executor: pn.Executor) -> None:
+        late: Future[Any] = Future()
+        late.set_exception(ConnectionError("no forward"))
+        pipeline = pn.Pipeline(
+            [
+                pn.Term(lambda data: time.sleep(30), name="long", inputs="data", runs="process"),
+                pn.Term("l1", inputs="x"),
+            ]
+        )
+        start = time.monotonic()
+        with pytest.raises(ConnectionError, match="no forward"):
+            executor.run(pipeline, {"data": np.ones(1), "x": late})
+        assert time.monotonic() - start < 20.0
+
+    def test_terms_that_rest_or_are_off_do_not_start(self, executor: pn.Executor) -> None:
+        late: Future[Any] = Future()
+        late.set_result(np.ones(2))
+        rests = pn.Term("l1", name="rests", inputs="data", runs="thread", every=2)
+        off = pn.Term("l1", name="off", inputs="data", runs="thread", enabled=False)
+        out = executor.run(
+            pn.Pipeline([rests, off, pn.Term("l1", inputs="x")]), {"data": np.ones(3), "x": late}, step=1
+        )
+        assert out.names == ("l1",)
+
+    def test_sequential_waits_for_all(self) -> None:
+        late: Future[Any] = Future()
+        late.set_result(np.ones(2))
+        with pn.Executor(sequential=True) as executor:
+            pipeline = pn.Pipeline([pn.Term("l1", inputs="data", runs="process"), pn.Term("l2", inputs="x")])
+            assert float(executor.run(pipeline, {"data": np.ones(3), "x": late}).total) == 5.0
+
+    def test_an_awaitable_is_for_run_async(self, executor: pn.Executor) -> None:
+        async def forward() -> Any:
+            return np.ones(2)
+
+        coming = forward()
+        with pytest.raises(pn.InputError, match='the input "x" is an awaitable; await it, or use run_async'):
+            executor.run(pn.Pipeline([pn.Term("l1", inputs="x")]), {"x": coming})
+        coming.close()
+
+
+class TestAsync:
+    def test_the_callers_loop_goes_on(self, executor: pn.Executor) -> None:
+        def slow(x: Any) -> Any:
+            time.sleep(0.3)
+            return x.sum()
+
+        async def main() -> tuple[float, int]:
+            beats = 0
+
+            async def beat() -> None:
+                nonlocal beats
+                while True:
+                    await asyncio.sleep(0.01)
+                    beats += 1
+
+            beating = asyncio.ensure_future(beat())
+            out = await executor.run_async(pn.Pipeline([pn.Term(slow), pn.Term("l1", inputs="x")]), {"x": np.ones(2)})
+            beating.cancel()
+            return float(out.total), beats
+
+        total, beats = asyncio.run(main())
+        assert total == 4.0
+        assert beats > 5
+
+    def test_terms_are_awaited_on_another_loop(self, executor: pn.Executor) -> None:
+        async def whose(x: Any) -> Any:
+            return x.sum(), {"thread": threading.get_ident(), "loop": id(asyncio.get_running_loop())}
+
+        async def main() -> None:
+            out = await executor.run_async(pn.Pipeline([whose]), {"x": np.ones(2)})
+            metrics = out.metrics()
+            assert metrics["whose/loop"] != id(asyncio.get_running_loop())
+            assert metrics["whose/thread"] != threading.get_ident()
+
+        asyncio.run(main())
+
+    def test_inputs_may_be_awaited(self, executor: pn.Executor) -> None:
+        async def forward() -> Any:
+            await asyncio.sleep(0.05)
+            return torch.ones(2, requires_grad=True)
+
+        async def main() -> pn.LossOutput:
+            return await executor.run_async(pn.Pipeline([pn.Term("l1", inputs="x")]), {"x": forward()}, wrt="x")
+
+        assert asyncio.run(main()).gradient["x"].tolist() == [1.0, 1.0]
+
+    def test_an_input_that_fails_is_raised(self, executor: pn.Executor) -> None:
+        async def forward() -> Any:
+            raise ConnectionError("no forward")
+
+        async def main() -> None:
+            await executor.run_async(pn.Pipeline([pn.Term("l1", inputs="x")]), {"x": forward()})
+
+        with pytest.raises(ConnectionError, match="no forward"):
+            asyncio.run(main())
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_cancelling_stops_the_terms(self, place: Any) -> None:
+        async def forever(x: Any) -> Any:
+            await asyncio.sleep(60)
+
+        def long(x: Any) -> Any:
+            time.sleep(60 if place == "process" else 1.0)
+            return x.sum()
+
+        async def main(executor: pn.Executor) -> None:
+            pipeline = pn.Pipeline([pn.Term(forever if place == "async" else long, name="long", runs=place)])
+            running = asyncio.ensure_future(executor.run_async(pipeline, {"x": np.ones(1)}))
+            await asyncio.sleep(1.0)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+        start = time.monotonic()
+        with pn.Executor(max_workers=1) as executor:
+            asyncio.run(main(executor))
+        assert time.monotonic() - start < 20.0
+
+    def test_many_wait_at_once(self, executor: pn.Executor) -> None:
+        waiting: list[int] = []
+        most: list[int] = []
+
+        async def wait(x: Any) -> Any:
+            waiting.append(1)
+            most.append(len(waiting))
+            await asyncio.sleep(0.3)
+            waiting.pop()
+            return x.sum()
+
+        pipeline = pn.Pipeline([pn.Term(wait, name=f"t{i}") for i in range(100)])
+        assert float(executor.run(pipeline, {"x": np.ones(1)}).total) == 100.0
+        assert max(most) > 50
+
+    def test_a_call_may_return_a_future(self, executor: pn.Executor) -> None:
+        def promised(x: Any) -> Future[Any]:
+            found: Future[Any] = Future()
+            threading.Timer(0.05, found.set_result, [x.sum()]).start()
+            return found
+
+        for place in ("async", "thread"):
+            out = executor.run(pn.Pipeline([pn.Term(promised, runs=place)]), {"x": np.ones(2)})
+            assert float(out.total) == 2.0
+
+    def test_a_coroutine_function_in_a_process(self, executor: pn.Executor) -> None:
+        async def there(x: Any) -> Any:
+            await asyncio.sleep(0.01)
+            return (x**2).sum(), {"pid": os.getpid()}
+
+        x = torch.tensor([2.0], requires_grad=True)
+        out = executor.run(pn.Pipeline([pn.Term(there, runs="process")]), x)
+        out.total.backward()
+        assert x.grad.tolist() == [4.0]
+        assert out.metrics()["there/pid"] != os.getpid()
+
+    def test_a_coroutine_is_differentiated_by_jax(self, executor: pn.Executor) -> None:
+        async def squares(x: Any) -> Any:
+            await asyncio.sleep(0.01)
+            return jnp.sum(x**2)
+
+        gradient = jax.grad(lambda x: executor.run(pn.Pipeline([squares]), {"x": x}).total)(jnp.array([3.0]))
+        assert gradient.tolist() == [6.0]
+
+    def test_a_pipeline_alone_awaits_nothing(self) -> None:
+        def sneaky(x: Any) -> Any:
+            return asyncio.sleep(0, x.sum())
+
+        with pytest.raises(
+            pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'
+        ):
+            pn.Pipeline([sneaky])(np.ones(1))
+
+
+class TestSequential:
+    def test_runs_everything_here_in_order(self) -> None:
+        order: list[tuple[str, int]] = []
+
+        def noted(name: str) -> Any:
+            def term(x: Any) -> Any:
+                order.append((name, threading.get_ident()))
+                return x.sum()
+
+            return term
+
+        async def awaited(x: Any) -> Any:
+            await asyncio.sleep(0)
+            order.append(("d", threading.get_ident()))
+            return x.sum()
+
+        terms = [
+            pn.Term(noted(name), name=name, runs=place)
+            for name, place in zip("abc", (*PLACES[:2], "inline"), strict=True)
+        ]
+        x = torch.ones(2, requires_grad=True)
+        with pn.Executor(sequential=True) as executor:
+            out = executor.run(pn.Pipeline([*terms, pn.Term(awaited, name="d")]), x)
+        assert order == [(name, threading.get_ident()) for name in "abcd"]
+        out.total.backward()
+        assert x.grad.tolist() == [4.0, 4.0]
+
+    def test_inside_a_running_loop(self) -> None:
+        async def awaited(x: Any) -> Any:
+            await asyncio.sleep(0)
+            return x.sum()
+
+        async def main() -> float:
+            with pn.Executor(sequential=True) as executor:
+                return float(executor.run(pn.Pipeline([awaited]), {"x": np.ones(3)}).total)
+
+        assert asyncio.run(main()) == 3.0
+
+
+class TestContext:
+    @pytest.mark.parametrize("place", ["thread", "async"])
+    def test_context_variables_follow(self, executor: pn.Executor, place: Any) -> None:
+        async def awaited(x: Any) -> Any:
+            await asyncio.sleep(0)
+            return x.sum(), {"here": WHERE.get() == "here"}
+
+        def called(x: Any) -> Any:
+            return x.sum(), {"here": WHERE.get() == "here"}
+
+        term = pn.Term(awaited if place == "async" else called, name="term", runs=place)
+        token = WHERE.set("here")
+        try:
+            assert executor.run(pn.Pipeline([term]), {"x": np.ones(1)}).metrics()["term/here"] == 1.0
+        finally:
+            WHERE.reset(token)
+        assert executor.run(pn.Pipeline([term]), {"x": np.ones(1)}).metrics()["term/here"] == 0.0
+
+    @pytest.mark.parametrize("place", ["thread", "async"])
+    def test_modes_of_torch_follow(self, executor: pn.Executor, place: Any) -> None:
+        def modes() -> dict[str, float]:
+            return {
+                "grad": torch.is_grad_enabled(),
+                "inference": torch.is_inference_mode_enabled(),
+                "autocast": torch.is_autocast_enabled("cpu"),
+                "meta": torch.get_default_device().type == "meta",
+            }
+
+        async def awaited(x: Any) -> Any:
+            before = modes()
+            await asyncio.sleep(0)
+            assert before == modes()
+            return x.detach().sum(), before
+
+        def called(x: Any) -> Any:
+            return x.detach().sum(), modes()
+
+        def found() -> dict[str, bool]:
+            term = pn.Term(awaited if place == "async" else called, name="term", runs=place)
+            metrics = executor.run(pn.Pipeline([term]), {"x": x}).metrics()
+            return {key: bool(metrics[f"term/{key}"]) for key in modes()}
+
+        x = torch.ones(2)
+        assert found() == {"grad": True, "inference": False, "autocast": False, "meta": False}
+        with torch.no_grad():
+            assert found()["grad"] is False
+        with torch.inference_mode():
+            assert found()["inference"] is True
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert found()["autocast"] is True
+        with torch.device("meta"):
+            assert found()["meta"] is True
+
+    def test_the_default_device_of_jax_follows(self, executor: pn.Executor) -> None:
+        device = jax.devices()[0]
+
+        def where(x: Any) -> Any:
+            return jnp.sum(x), {"same": jax.config.jax_default_device is device}
+
+        with jax.default_device(device):
+            out = executor.run(pn.Pipeline([pn.Term(where, runs="thread")]), {"x": jnp.ones(2)})
+        assert out.metrics()["where/same"] == 1.0
+
+    def test_without_gradients_none_are_taken(self, executor: pn.Executor) -> None:
+        x = torch.ones(2, requires_grad=True)
+        with torch.no_grad():
+            out = executor.run(pn.Pipeline([pn.Term("l1", runs="thread"), pn.Term("l2", runs="process")]), x)
+        assert not out.total.requires_grad
+
+
+class TestFunctionsTravelOnce:
+    def test_a_schedule_does_not_send_again(self, executor: pn.Executor) -> None:
+        class Counted:
+            name = "counted"
+            pickled = 0
+
+            def __reduce__(self) -> Any:
+                Counted.pickled += 1
+                return _Loaded, ()
+
+            def __call__(self, x: Any) -> Any:
+                return x.sum()
+
+        pipeline = pn.Pipeline([pn.Term(Counted(), runs="process")])
+        for step in range(6):
+            weighted = schedules.apply(pipeline, {"counted": schedules.linear(0.0, 1.0, 6)}, step)
+            executor.run(weighted, {"x": np.ones(2)})
+        assert Counted.pickled == 1
+
+    def test_lambdas_closures_and_partials_work(self, executor: pn.Executor) -> None:
+        import functools
+
+        factor = 3.0
+        terms = [
+            pn.Term(lambda x: factor * x.sum(), name="closure", inputs="x", runs="process"),
+            pn.Term(
+                functools.partial(lambda scale, x: scale * x.sum(), 2.0), name="partial", inputs="x", runs="process"
+            ),
+        ]
+        assert float(executor.run(pn.Pipeline(terms), {"x": np.ones(2)}).total) == 10.0
+
+
+class _Loaded:
+    name = "counted"
+
+    def __call__(self, x: Any) -> Any:
+        return x.sum()
+
+
+class TestWorkers:
+    def test_threads_of_native_libraries_are_capped(self) -> None:
+        def count(x: Any) -> Any:
+            return x.sum(), {"torch": torch.get_num_threads(), "omp": int(os.environ["OMP_NUM_THREADS"])}
+
+        with pn.Executor(max_workers=os.cpu_count()) as executor:
+            metrics = executor.run(pn.Pipeline([pn.Term(count, runs="process")]), torch.ones(2)).metrics()
+        assert metrics["count/torch"] == metrics["count/omp"] == 1.0
+
+    def test_a_worker_keeps_what_a_term_keeps(self, executor: pn.Executor) -> None:
+        def opened(x: Any) -> Any:
+            import builtins
+
+            made = builtins.__dict__.setdefault("opened_in", [])
+            if not made:
+                made.append(os.getpid())
+            return x.sum(), {"mine": made[0] == os.getpid()}
+
+        for _ in range(4):
+            assert executor.run(pn.Pipeline([pn.Term(opened, runs="process")]), {"x": np.ones(1)}).metrics()[
+                "opened/mine"
+            ]
+
+    def test_a_script_needs_no_guard(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(
+            textwrap.dedent(
+                """
+                import numpy as np
+                import penalties as pn
+
+                print("once")
+
+                def there(x):
+                    return (x**2).sum()
+
+                executor = pn.Executor(max_workers=2)
+                print(float(executor.run(pn.Pipeline([pn.Term(there, runs="process")]), {"x": np.arange(4.0)}).total))
+                """
+            )
+        )
+        done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=120)
+        assert (done.stdout, done.stderr, done.returncode) == ("once\n14.0\n", "", 0)
+
+    def test_blocks_are_used_again(self) -> None:
+        with pn.Executor(max_workers=1) as executor:
+            pipeline = pn.Pipeline([pn.Term("l2", runs="process")])
+            x = torch.ones(100_000, requires_grad=True)
+            executor.run(pipeline, x)
+            blocks = executor._places["process"].blocks
+            names = set(blocks._all)
+            for _ in range(3):
+                executor.run(pipeline, x)
+            assert set(blocks._all) == names
+            # The times, the input and its gradient.
+            assert len(names) == 3
+
+
+class TestEvents:
+    def test_terms_elsewhere_are_announced_as_others(self, executor: pn.Executor) -> None:
+        heard: list[tuple[str, Any]] = []
+        identity = telemetry.attach(lambda event, measured, metadata: heard.append((event, metadata.get("name"))))
+        try:
+            pipeline = pn.Pipeline([pn.Term("l1", runs="thread"), "l2"])
+            executor.run(pipeline, np.ones(2))
+            assert sorted(heard) == sorted(
+                [
+                    ("pipeline.start", None),
+                    ("term.start", "l1"),
+                    ("term.start", "l2"),
+                    ("term.stop", "l1"),
+                    ("term.stop", "l2"),
+                    ("pipeline.stop", None),
+                ]
+            )
+            heard.clear()
+            broken = pn.Term(lambda x: None, name="broken", inputs="input", runs="thread")
+            with pytest.raises(pn.TermError):
+                executor.run(pn.Pipeline([broken]), {"input": np.ones(2)})
+            assert [event for event, _ in heard] == [
+                "pipeline.start",
+                "term.start",
+                "term.exception",
+                "pipeline.exception",
+            ]
+        finally:
+            telemetry.detach(identity)
+
+
+def test_two_threads_may_use_one_executor(executor: pn.Executor) -> None:
+    pipeline = pn.Pipeline([pn.Term("l2", runs="process"), pn.Term("l1", runs="thread")])
+    found: list[float] = []
+
+    def work(value: float) -> None:
+        expected = 20_000 * (value**2 + value)
+        found.extend(float(executor.run(pipeline, np.full(20_000, value)).total) - expected for _ in range(5))
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1.0, 2.0, 3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 15
+    assert max(map(abs, found)) < 1e-6
+
+
+def test_a_base_loss_may_run_elsewhere(executor: pn.Executor) -> None:
+    pipeline = pn.Pipeline(["l1"], base=pn.Term("l2", runs="thread"))
+    metrics = executor.run(pipeline, np.array([2.0])).metrics()
+    assert (metrics["base_loss"], metrics["total"]) == (4.0, 6.0)
+
+
+def test_cosines_alone_ask_for_gradients(executor: pn.Executor) -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    out = executor.run(pn.Pipeline([pn.Term("l1", runs="thread"), "l2"]), x, cosines=True)
+    assert out.cosines.shape == (2, 2)
