@@ -16,10 +16,11 @@ from .portable import Packed
 
 __all__ = ["LARGE", "Blocks", "Lent", "Outlet", "Views", "aligned", "lay", "read"]
 
-LARGE: Final = 64 * 1024
+LARGE: Final = 8 * 1024
 """Bytes from which on an array goes through shared memory: below, a pipe is as fast."""
 
 _ALIGNMENT: Final = 64
+_SMALLEST: Final = 64 * 1024
 _ATTACHED: Final = 128
 """Blocks that a worker keeps open."""
 
@@ -40,9 +41,10 @@ class Lent:
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """A block, or a part of one, that a worker may write to."""
+    """A part of a block that a worker may write to."""
 
     block: str
+    offset: int
     nbytes: int
 
 
@@ -59,7 +61,7 @@ class Blocks:
     def take(self, nbytes: int) -> shared_memory.SharedMemory:
         """A block of at least so many bytes."""
         # Powers of two: arrays whose sizes vary a little, as batches do, still find each other's blocks.
-        size = 1 << max(nbytes - 1, LARGE).bit_length()
+        size = 1 << max(nbytes - 1, _SMALLEST - 1).bit_length()
         with self._lock:
             for place, block in enumerate(self._free):
                 if block.size >= nbytes and block.size <= 4 * size:

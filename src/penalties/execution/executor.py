@@ -20,7 +20,7 @@ from .ambient import Modes
 from .asynchronous import Async
 from .processes import Processes
 from .run import Run
-from .task import Place
+from .task import Place, place_of
 from .threads import Threads
 
 __all__ = ["Executor"]
@@ -213,11 +213,6 @@ class Executor:
             if name not in self._places:
                 self._places[name] = _PLACES[name](self.max_workers)
             return self._places[name]
-
-
-def place_of(term: Term) -> str:
-    """The name of the place where a term runs."""
-    return "async" if term.runs == "inline" and term.asynchronous else term.runs
 
 
 def _given(inputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:

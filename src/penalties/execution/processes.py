@@ -18,7 +18,7 @@ from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
 from .bodies import Bodies
 from .portable import Packed, dumps, loads
 from .task import Task
-from .worker import Reply, Request, begin, serve
+from .worker import Failure, Reply, Request, begin, serve
 from .workers import WorkerContext
 
 __all__ = ["Processes"]
@@ -176,26 +176,26 @@ class RunningProcess:
                 task.term.name, f"its inputs cannot be sent to another process: {type(error).__name__}: {error}"
             ) from error
         self._slot = place.take_slot()
-        self._arrays: list[Packed | Lent] = [self._laid(packed) for packed in arrays]
-        self._outlet = self._new_outlet(task)
         self._settings = _settings_of(arrays)
+        self._arrays: list[Packed | Lent] = list(arrays)
+        self._outlet: Outlet | None = None
+        # Room for large inputs and, behind them, for the gradient, which has the form of those that it is taken at.
+        there = sum(aligned(packed.data.nbytes) for packed in arrays if packed.data.nbytes >= LARGE)
+        wanted = [array.nbytes for name in task.wrt for _, array in arrays_in(task.inputs[name])]
+        back = sum(aligned(nbytes) for nbytes in wanted if nbytes >= LARGE)
+        if there + back:
+            self._lay(arrays, there, back)
 
-    def _laid(self, packed: Packed) -> Packed | Lent:
-        if packed.data.nbytes < LARGE:
-            return packed
-        block = self.place.blocks.take(packed.data.nbytes)
+    def _lay(self, arrays: list[Packed], there: int, back: int) -> None:
+        block = self.place.blocks.take(there + back)
         self._blocks.append(block)
-        return lay(block, packed)
-
-    def _new_outlet(self, task: Task) -> Outlet | None:
-        """Room for the gradient, which has the form of the inputs that it is taken at."""
-        wanted = [array for name in task.wrt for _, array in arrays_in(task.inputs[name])]
-        room = sum(aligned(array.nbytes) for array in wanted if array.nbytes >= LARGE)
-        if not room:
-            return None
-        block = self.place.blocks.take(room)
-        self._blocks.append(block)
-        return Outlet(block.name, room)
+        offset = 0
+        for place, packed in enumerate(arrays):
+            if packed.data.nbytes >= LARGE:
+                self._arrays[place] = lay(block, packed, offset)
+                offset += aligned(packed.data.nbytes)
+        if back:
+            self._outlet = Outlet(block.name, there, back)
 
     def send(self, *, with_body: bool) -> None:
         """Hand it to the pool."""
@@ -334,9 +334,9 @@ class RunningProcess:
         except Exception as error:
             message = f"what it returned cannot be read here: {type(error).__name__}: {error}"
             raise TermError(self.term.name, message) from error
-        if isinstance(found, Evaluation):
-            return found
-        raise found.error()
+        if isinstance(found, Failure):
+            raise found.error()
+        return Evaluation(*found)
 
     def _give_back(self, retained: tuple[str, ...]) -> None:
         if not self._given_back:

@@ -7,6 +7,9 @@ import contextlib
 import importlib
 import logging
 import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -371,67 +374,88 @@ class _Local:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: set[Cluster] = set()
-        self._keeper: threading.Thread | None = None
-        self._end = threading.Event()
+        self._keeper: subprocess.Popen[str] | None = None
         self._connected: tuple[str, str] | None = None
-        self._alone = False
 
     def connect(self, user: Cluster, processors: int) -> bool:
         """Connect unless the caller is; gives whether the cluster is one of our own."""
         with self._lock:
             if not _library().is_initialized():
+                self._end()
                 self._begin(processors)
             elif self._connected != _connection():
                 return False
             self._users.add(user)
-            return self._alone
+            return self._keeper is not None
 
     def _begin(self, processors: int) -> None:
-        self._stop()
-        self._end = threading.Event()
-        began: Future[tuple[str, str]] = Future()
-        named = os.environ.get("RAY_ADDRESS")
-        options = (
-            {"address": named} if named else {"address": "local", "num_cpus": processors, "include_dashboard": False}
-        )
-        # Ray's processes die with the thread that started them, so that one stays.
-        self._keeper = threading.Thread(
-            target=_keep_connected, args=(options, began, self._end), name="penalties-ray-keeper", daemon=True
-        )
-        self._keeper.start()
-        self._connected = began.result()
-        self._alone = not named
+        options = {"address": os.environ.get("RAY_ADDRESS")}
+        if not options["address"]:
+            # Beside Ray's own, and as short: sockets are made below it, whose names have about a hundred characters.
+            folder = tempfile.mkdtemp(prefix="penalties-", dir="/tmp" if os.name == "posix" else None)
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-c", _KEEPER, folder, str(processors)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            assert self._keeper.stdout is not None, "a pipe"
+            answer = self._keeper.stdout.readline().strip()
+            if answer != "ready":
+                self._end()
+                raise RuntimeError(f"Ray did not start: {answer or 'its process ended'}")
+            options = {"address": "auto", "_temp_dir": folder}
+        _library().init(**options, log_to_driver=False, logging_level=logging.ERROR)
+        self._connected = _connection()
 
-    def _stop(self) -> None:
-        if self._keeper is not None:
-            self._end.set()
-            self._keeper.join(_ENDING)
-            self._keeper = self._connected = None
+    def _end(self) -> None:
+        ray = _library()
+        # The caller may have made a connection of their own since.
+        if self._connected is not None and ray.is_initialized() and self._connected == _connection():
+            ray.shutdown()
+        keeper, self._keeper, self._connected = self._keeper, None, None
+        if keeper is not None:
+            try:
+                keeper.communicate(timeout=_ENDING)
+            except subprocess.TimeoutExpired:
+                keeper.kill()
+                keeper.communicate()
 
     def leave(self, user: Cluster) -> None:
         """One who uses it no longer."""
         with self._lock:
-            self._users.discard(user)
-            if not self._users:
-                self._stop()
+            if user in self._users:
+                self._users.remove(user)
+                if not self._users:
+                    self._end()
 
 
 _local: Final = _Local()
 
+_KEEPER: Final = """
+import logging, os, pathlib, shutil, sys
+folder, processors = sys.argv[1:]
+try:
+    import ray
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    began = ray.init("local", num_cpus=int(processors), _temp_dir=folder, **quiet)
+    # Where Ray looks for a cluster on this machine.
+    pathlib.Path(folder, "ray_current_cluster").write_text(began.address_info["gcs_address"])
+    print("ready", flush=True)
+    sys.stdout = open(os.devnull, "w")
+    sys.stdin.read()
+    ray.shutdown()
+except Exception as error:
+    print(f"{type(error).__name__}: {error}".replace(chr(10), " "))
+finally:
+    shutil.rmtree(folder, ignore_errors=True)
+"""
+"""A process that has a cluster for as long as its input is open, and so no longer than the caller lives.
 
-def _keep_connected(options: dict[str, Any], began: Future[tuple[str, str]], end: threading.Event) -> None:
-    ray = _library()
-    try:
-        ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        connected = _connection()
-    except BaseException as error:
-        began.set_exception(error)
-        return
-    began.set_result(connected)
-    end.wait()
-    # The caller may have made a connection of their own since.
-    if ray.is_initialized() and _connection() == connected:
-        ray.shutdown()
+Ray forks where it starts a cluster: here, and not in a process that has threads, CUDA and JAX. What it starts dies with
+the thread that started it, too, and here that is the only one.
+"""
 
 
 def _connection() -> tuple[str, str]:

@@ -20,7 +20,7 @@ from ..pipeline.term import Term, Weight
 from .ambient import Modes
 from .awaiting import close_here, wait_here
 from .delivery import delivered, wanted
-from .task import Running, Task
+from .task import Running, Task, place_of
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -134,7 +134,7 @@ class Run:
     def _start(
         self, term: Term, read: Mapping[str, Any], wrt: tuple[str, ...], step: int | None, before: Any
     ) -> Running:
-        if self._modes is None:
+        if self._modes is None and place_of(term) in ("thread", "async"):
             self._modes = Modes()
         timeout = self.executor.timeout if term.timeout is None else term.timeout
         inputs = {name: _concrete(term.name, value) for name, value in read.items()}

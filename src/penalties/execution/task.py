@@ -8,7 +8,7 @@ from ..pipeline.evaluation import Evaluation
 from ..pipeline.term import Term
 from .ambient import Modes
 
-__all__ = ["Place", "Running", "Task"]
+__all__ = ["Place", "Running", "Task", "place_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Task:
     state: Any
     timeout: float
     """Seconds, from when the function is loaded and runs."""
-    modes: Modes
-    """Those of the libraries that the caller was in."""
+    modes: Modes | None
+    """Those of the libraries that the caller was in; None for places that have their own."""
 
 
 class Running(Protocol):
@@ -50,3 +50,8 @@ class Place(Protocol):
     def close(self) -> None:
         """Stop everything that runs here, and leave nothing behind."""
         ...
+
+
+def place_of(term: Term) -> str:
+    """The name of the place where a term runs."""
+    return "async" if term.runs == "inline" and term.asynchronous else term.runs

@@ -151,6 +151,7 @@ class RunningThread:
         self._done.set()
 
     def _evaluated(self, task: Task) -> Evaluation:
+        assert task.modes is not None, "captured for threads"
         with task.modes(), waiting(self.waiter):
             evaluation = evaluate_away(task.term, task.inputs, task.wrt, step=task.step, state=task.state)
         check_captures(task, evaluation)

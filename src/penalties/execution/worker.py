@@ -132,8 +132,9 @@ def serve(request: Request) -> Reply:
     try:
         term = _loaded(request)
         for library in request.settings:
-            # Before the clock starts: the first time takes a second.
-            importlib.import_module(library)
+            if library not in sys.modules:
+                # Before the clock starts: it takes a second.
+                importlib.import_module(library)
     except Exception as error:
         message = f"could not be loaded in a process: {type(error).__name__}: {error}"
         failed = TermError(request.name, message)
@@ -142,8 +143,7 @@ def serve(request: Request) -> Reply:
     if term is None:
         return Reply(b"", (), known=False)
     board = _board(request.clock)
-    board[1] = process
-    board[0] = time.monotonic()
+    board[:2] = time.monotonic(), process
     seen: list[tuple[str, Callable[[], Any]]] = []
     try:
         with _settings(request.settings):
@@ -157,7 +157,7 @@ def serve(request: Request) -> Reply:
             os._exit(0)
     retained = tuple(name for name, alive in seen if alive() is not None)
     _views.forget(retained)
-    _board(request.clock)[2] = 1.0
+    board[2] = 1.0
     return Reply(data, arrays, retained)
 
 
@@ -187,7 +187,17 @@ def _evaluated(
         evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
     # Whoever still refers to an input after this is the term.
     del inputs
-    data, arrays = dumps(evaluation)
+    # As a tuple: an object would have to name its class.
+    data, arrays = dumps(
+        (
+            evaluation.value,
+            evaluation.gradient,
+            dict(evaluation.metrics),
+            evaluation.state,
+            evaluation.duration,
+            evaluation.grad_error,
+        )
+    )
     return data, _placed(arrays, request.outlet)
 
 
@@ -208,7 +218,7 @@ def _placed(arrays: Sequence[Packed], outlet: Outlet | None) -> list[Packed | Le
         if outlet is None or size < LARGE or offset + size > outlet.nbytes:
             placed.append(packed)
         else:
-            placed.append(lay(_views.attach(outlet.block), packed, offset))
+            placed.append(lay(_views.attach(outlet.block), packed, outlet.offset + offset))
             offset += aligned(size)
     return placed
 

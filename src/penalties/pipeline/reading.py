@@ -1,7 +1,7 @@
 """Reading the arrays of an output: all of them, in one transfer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from ..backends import Backend, owner
 from ..errors import ShapeError
@@ -29,7 +29,7 @@ Row: TypeAlias = tuple[str, Any, Any, Any, str | None, Mapping[str, Any], Mappin
 
 def as_numbers(values: list[Any]) -> list[Any]:
     """The values with numbers in place of arrays."""
-    kind: Any = type(values[0]) if values else float
+    kind = cast("type[Any]", type(values[0])) if values else float
     if kind is not float and all([type(value) is kind for value in values]):  # noqa: C419 (a generator is slower)
         ops = owner(values[0])
         if ops is not None:
