@@ -44,6 +44,27 @@ class Figure:
         closed = "" if fill == "none" else "Z"
         self.parts.append(f'<path d="M{way}{closed}" fill="{fill}" stroke="{stroke}" stroke-width="2"/>')
 
+    def box(self, x: float, y: float, width: float, height: float, title: str, words: str, *, color: str) -> None:
+        """A frame with a title and a line of words."""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{color}1f" '
+            f'stroke="{color}" stroke-width="1.5"/>'
+        )
+        middle = x + width / 2
+        self.text(middle, y + height / 2 - 4, title, strong=True)
+        self.text(middle, y + height / 2 + 13, words)
+
+    def arrow(self, points: Sequence[tuple[float, float]], color: str) -> None:
+        """A line of straight and upright pieces, with round corners and a head at its end."""
+        way = "M{:g} {:g}".format(*points[0])
+        for last, (x, y), after in zip(points, points[1:], points[2:], strict=False):
+            (x0, y0), (x1, y1) = _toward((x, y), last, 8), _toward((x, y), after, 8)
+            way += f"L{x0:g} {y0:g}Q{x:g} {y:g} {x1:g} {y1:g}"
+        x, y = _toward(points[-1], points[-2], 9)
+        self.parts.append(f'<path d="{way}L{x:g} {y:g}" fill="none" stroke="{color}" stroke-width="2"/>')
+        wide, high = (0, 5) if y == points[-1][1] else (5, 0)
+        self.path([points[-1], (x + wide, y + high), (x - wide, y - high)], fill=color)
+
     def swatch(self, x: float, y: float, color: str, words: str) -> None:
         """One entry of a legend."""
         self.parts.append(f'<rect x="{x:g}" y="{y - 10:g}" width="12" height="12" rx="2" fill="{color}"/>')
@@ -57,6 +78,12 @@ class Figure:
         )
         lines = [head, f"<title>{escape(self.title)}</title>", *self.parts, "</svg>", ""]
         (ASSETS / name).write_text("\n".join(lines))
+
+
+def _toward(start: tuple[float, float], end: tuple[float, float], distance: float) -> tuple[float, float]:
+    """The point so far from the start on the way to the end, which lies straight beside or above it."""
+    x, y = (float(b > a) - float(b < a) for a, b in zip(start, end, strict=True))
+    return start[0] + distance * x, start[1] + distance * y
 
 
 class Panel:
@@ -154,7 +181,40 @@ def draw_schedules() -> None:
     figure.save("schedules.svg")
 
 
+def draw_execution() -> None:
+    """One run: inputs go to where the terms run, values and gradients come back, and one backward pass uses them."""
+    forward, backward, plain = COLORS["confidence"], COLORS["sparsity"], COLORS["base_loss"]
+    figure = Figure(760, 410, "One run: inputs go to the places where terms run; values and gradients come back")
+    figure.parts.append(
+        f'<rect x="258" y="206" width="194" height="130" rx="8" fill="none" stroke="{RULE}" stroke-dasharray="5 4"/>'
+    )
+    figure.text(355, 328, "outside your process")
+    places = {
+        "inline": ("on your graph", 20),
+        "thread": ("the same memory", 78),
+        "async": ("the executor's loop", 136),
+        "process": ("shared memory", 214),
+        "Ray": ("a cluster", 266),
+    }
+    for name, (words, top) in places.items():
+        middle = top + 23
+        there, back = [(200, 159), (200, middle)], [(566, middle), (566, 159)]
+        if middle == 159:
+            there = back = []
+        figure.arrow([(138, 159), *there, (266, middle)], forward)
+        figure.arrow([(444, middle), *back, (618, 159)], forward)
+        figure.box(266, top, 178, 46, name, words, color=forward)
+        figure.text(510, middle - 6, "value, its graph" if name == "inline" else "value, gradient")
+    figure.box(8, 131, 130, 56, "inputs", "from your model", color=plain)
+    figure.box(618, 131, 134, 56, "out.total", "in term order", color=plain)
+    figure.arrow([(685, 187), (685, 372), (73, 372), (73, 187)], backward)
+    figure.text(379, 364, "out.total.backward()", strong=True)
+    figure.text(379, 392, "through an inline term by autograd; for the others, weight · the gradient that came back")
+    figure.save("execution.svg")
+
+
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)
     draw_shares()
     draw_schedules()
+    draw_execution()

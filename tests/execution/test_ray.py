@@ -643,7 +643,7 @@ class TestWithoutACluster:
         body = function_bytes(pn.Term(lambda x: (np.multiply(x, 2, out=x)).sum(), name="doubled"))
         assert evaluator.load(_with(asked, body=body)) is None
         reply = evaluator.run(asked)
-        assert float(loads(reply.data, reply.arrays).value) == 6.0
+        assert float(loads(reply.data, reply.arrays)[0]) == 6.0
         assert x.tolist() == [0.0, 1.0, 2.0]
 
         def broken(x: Any) -> Any:

@@ -271,3 +271,9 @@ def test_a_missing_step_inside_a_wrapper_is_not_the_terms_fault() -> None:
     term = pn.EMA(pn.Term(lambda x, step: x.sum() * step, name="stepped", on_error="skip"))
     with pytest.raises(pn.InputError, match="stepped: asks for the step"):
         pn.Pipeline([term])(np.ones(1))
+
+
+def test_metrics_of_a_constant_from_data_beside_tensors() -> None:
+    words = pn.Term(len, name="words", inputs="texts", differentiable=False)
+    out = pn.Pipeline([pn.Term("l1", inputs="x"), words])(texts=["a", "b"], x=torch.ones(3))
+    assert out.metrics() == {"l1": 3.0, "l1_weighted": 3.0, "words": 2.0, "words_weighted": 2.0, "total": 5.0}

@@ -67,7 +67,7 @@ class Blocks:
                 if block.size >= nbytes and block.size <= 4 * size:
                     return self._free.pop(place)
             if self._closed:
-                raise RuntimeError("the executor is closed")
+                raise RuntimeError("closed")
             block = shared_memory.SharedMemory(create=True, size=size)
             self._all[block.name] = block
             return block

@@ -54,6 +54,8 @@ class Processes:
 
     def start(self, task: Task) -> "RunningProcess":
         """Send it to the pool, which begins as soon as a worker is free."""
+        if self.closed:
+            raise TermError(task.term.name, "the executor was closed before it began")
         key, body = self._bodies.of(task.term)
         running = RunningProcess(self, task, key, body)
         running.send(with_body=key not in self._sent)
@@ -114,13 +116,13 @@ class Processes:
         pool.join()
         context.stop()
 
-    def take_slot(self) -> int:
+    def take_slot(self, term: str) -> int:
         """A place on the board where a worker says when it began, and who it is."""
         with self._lock:
             if self._board is None:
                 self._board = self.blocks.take(_SLOTS * 24)
             if not self._free:
-                raise RuntimeError(f"more than {_SLOTS} tasks at once")
+                raise TermError(term, f"more than {_SLOTS} tasks at once")
             slot = self._free.pop()
         self.board()[slot] = 0.0
         return slot
@@ -175,7 +177,7 @@ class RunningProcess:
             raise TermError(
                 task.term.name, f"its inputs cannot be sent to another process: {type(error).__name__}: {error}"
             ) from error
-        self._slot = place.take_slot()
+        self._slot = place.take_slot(task.term.name)
         self._settings = _settings_of(arrays)
         self._arrays: list[Packed | Lent] = list(arrays)
         self._outlet: Outlet | None = None
@@ -213,7 +215,10 @@ class RunningProcess:
         try:
             self._pool, self._future = self.place.schedule(request)
         except RuntimeError as error:
-            raise self._closed() from error
+            self._give_back(())
+            if self.place.closed:
+                raise self._closed() from error
+            raise WorkerLostError(self.term.name, f"no worker can be started: {error}") from error
         self._sent = time.monotonic()
 
     def _closed(self) -> TermError:

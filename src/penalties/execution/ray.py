@@ -244,11 +244,12 @@ class RunningRay:
         """Wait until it is done, late or lost."""
         from ..pipeline.evaluation import Evaluation
         from .portable import loads
+        from .worker import Failure
 
         found = loads(*self._reply.result())
-        if isinstance(found, Evaluation):
-            return found
-        raise found.error()
+        if isinstance(found, Failure):
+            raise found.error()
+        return Evaluation(*found)
 
     def cancel(self) -> None:
         """Kill its actor, or never begin."""

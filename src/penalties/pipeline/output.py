@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Self, TypeAlias, cast
 
 from .. import encoding
-from ..backends import owner
 from ..errors import InputError, NonFiniteError, OptionError, TermError
 from .reading import NOTHING, Row, as_numbers, batched, detached, one_at_a_time, parts_of, refilled, show, traced
 from .table import table
@@ -448,9 +447,7 @@ def _flat(output: LossOutput) -> dict[str, float]:
     numbers: dict[str, float] = {}
     if output.base is None and output.total_grad_norm is None and all(map(_simple, rows)):
         # Values and numbers for weights alone: the common case, by the shortest way, since it is read at every step.
-        ops = owner(output.total)
-        arrays = [output.total, *[row[1] for row in rows]]
-        read = arrays if ops is None else ops.read(arrays)
+        read = as_numbers([output.total, *[row[1] for row in rows]])
         for row, value in zip(rows, read[1:], strict=True):
             name = row[0]
             numbers[name] = value

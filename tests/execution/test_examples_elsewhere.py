@@ -1,0 +1,331 @@
+"""The terms of the examples that run elsewhere: their numbers, their gradients, and how they fail."""
+
+import importlib.util
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penalties as pn
+from penalties.testing import check_term
+
+
+def example(name: str) -> ModuleType:
+    """An example as a module that no worker can import: its terms travel by value, as those of a script do."""
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def homology() -> ModuleType:
+    return example("persistent_homology")
+
+
+@pytest.fixture(scope="module")
+def solver() -> ModuleType:
+    return example("smt_solver")
+
+
+@pytest.fixture(scope="module")
+def service() -> ModuleType:
+    return example("http_service")
+
+
+@pytest.fixture(scope="module")
+def knowledge() -> ModuleType:
+    return example("knowledge_base")
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[pn.Executor]:
+    with pn.Executor(max_workers=2) as executor:
+        yield executor
+
+
+def circle(count: int, radius: float) -> torch.Tensor:
+    angle = 2 * torch.pi * torch.arange(count, dtype=torch.float64) / count
+    return radius * torch.stack([angle.cos(), angle.sin()], -1)
+
+
+def random_points(seed: int, count: int = 24) -> torch.Tensor:
+    return torch.randn(count, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class TestHomology:
+    def test_one_large_circle_is_what_is_asked_for(self, homology: ModuleType) -> None:
+        found = homology.one_loop(circle(24, 2.0))
+        # A loop is born with an edge between neighbours, and dies with one between points a third of the way apart.
+        longest = 2.0 * (2 * np.sin(np.pi / 3) - 2 * np.sin(np.pi / 24))
+        assert found.metrics == {"count": 1, "longest": pytest.approx(longest)}
+        assert found.value == 0.0
+        assert not found.gradient["code"].any()
+
+    def test_a_small_circle_lacks_what_its_loop_is_shorter_by(self, homology: ModuleType) -> None:
+        found = homology.one_loop(circle(24, 0.5))
+        assert found.value == pytest.approx(1.5 - found.metrics["longest"])
+        # Growing helps: the points are pushed outwards.
+        assert (found.gradient["code"] * circle(24, 0.5).numpy()).sum() < 0
+
+    def test_a_second_loop_counts_with_its_life(self, homology: ModuleType) -> None:
+        both = torch.cat([circle(24, 2.0), circle(24, 0.5) + 10.0])
+        alone = homology.one_loop(circle(24, 0.5)).metrics["longest"]
+        assert homology.one_loop(both).value == pytest.approx(alone)
+        assert homology.one_loop(both).metrics["count"] == 2
+
+    def test_points_without_a_loop_have_no_gradient(self, homology: ModuleType) -> None:
+        line = torch.arange(6, dtype=torch.float64)[:, None] * torch.ones(2, dtype=torch.float64)
+        found = homology.one_loop(line)
+        assert found.value == 1.5
+        assert not found.gradient["code"].any()
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_gradient_is_that_of_finite_differences(self, homology: ModuleType, seed: int) -> None:
+        points = random_points(seed)
+        found = homology.one_loop(points)
+        assert found.gradient["code"].any()
+        step, numeric = 1e-6, np.zeros(points.shape)
+        for place in itertools.product(*map(range, points.shape)):
+            ahead, behind = points.clone(), points.clone()
+            ahead[place] += step
+            behind[place] -= step
+            numeric[place] = (homology.one_loop(ahead).value - homology.one_loop(behind).value) / (2 * step)
+        np.testing.assert_allclose(found.gradient["code"], numeric, atol=1e-6)
+
+    def test_it_is_a_term_that_can_be_trained_with(self, homology: ModuleType) -> None:
+        assert check_term(homology.PIPELINE["one_loop"], {"code": random_points(0)})
+
+    def test_total_has_the_same_gradient_from_a_process(self, homology: ModuleType, executor: pn.Executor) -> None:
+        code = random_points(1).requires_grad_()
+        term = homology.PIPELINE["one_loop"]
+        out = executor.run(pn.Pipeline([term]), {"code": code})
+        out.total.backward()
+        expected = homology.one_loop(code)
+        assert out["one_loop"].value.item() == pytest.approx(expected.value)
+        np.testing.assert_allclose(code.grad, term.weight * expected.gradient["code"])
+
+
+class TestSolver:
+    def test_readings_that_satisfy_their_puzzle_cost_nothing(self, solver: ModuleType) -> None:
+        scores = reading(4, 2, 3)
+        found = solver.equations(scores, ["??+?=45"])
+        assert (found.value, found.metrics["solved"]) == (0.0, 1)
+        assert not found.gradient["scores"].any()
+
+    def test_the_cheapest_repair_is_what_counts(self, solver: ModuleType) -> None:
+        scores = reading(4, 2, 3)
+        scores[1, 3] = 4.75  # reading the second digit as a 3 costs 0.25
+        scores[2, 4] = 4.5  # the third as a 4 costs 0.5
+        found = solver.equations(scores, ["??+?=46"])
+        assert (found.value, found.metrics["solved"]) == (0.25, 0)
+        expected = np.zeros((3, 10))
+        expected[1, 2], expected[1, 3] = 1.0, -1.0
+        np.testing.assert_array_equal(found.gradient["scores"], expected)
+
+    def test_value_is_the_mean_over_puzzles_of_any_length(self, solver: ModuleType) -> None:
+        scores = torch.cat([reading(4, 2, 3), reading(2, 3)])
+        scores[4, 4] = 4.0
+        found = solver.equations(scores, ["??+?=45", "?*?=8"])
+        assert (found.value, found.metrics["solved"]) == (0.5, 1)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_nearest_is_the_best_of_all_readings(self, solver: ModuleType, seed: int) -> None:
+        scores = np.random.default_rng(seed).normal(size=(3, 10))
+        fitting = [(a, b, c) for a, b, c in itertools.product(range(10), repeat=3) if 10 * a + b + c == 57]
+        best = max(fitting, key=lambda digits: scores[range(3), digits].sum())
+        assert tuple(solver.nearest(scores, "??+?=57")) == best
+
+    def test_it_is_a_term_that_can_be_trained_with(self, solver: ModuleType) -> None:
+        generator = torch.Generator().manual_seed(0)
+        scores = torch.randn(6, 10, dtype=torch.float64, generator=generator).log_softmax(-1)
+        inputs = {"scores": scores, "puzzles": ["??+?=57", "?+??=40"]}
+        assert check_term(solver.PIPELINE["equations"], inputs, wrt="scores", edges=["zeros", "large", "half"])
+
+    def test_a_puzzle_that_takes_forever_is_skipped_and_the_next_one_is_solved(
+        self, solver: ModuleType, executor: pn.Executor
+    ) -> None:
+        pipeline = pn.Pipeline([pn.Term(solver.equations, runs="process", timeout=1.5, on_error="skip")], base=base)
+        scores = torch.zeros(12, 10, requires_grad=True)
+        late = executor.run(pipeline, {"scores": scores, "puzzles": [solver.HARD]})
+        fine = executor.run(pipeline, {"scores": scores, "puzzles": ["??+?=45"] * 4})
+        assert executor.abandoned == 0
+        error = late["equations"].error
+        assert isinstance(error, pn.TermTimeoutError)
+        assert (error.term, error.abandoned) == ("equations", False)
+        assert "killed" in str(error)
+        assert late["equations"].value is None
+        assert late.total.item() == 120.0
+        late.total.backward()
+        assert (scores.grad == 1).all()
+        assert fine["equations"].error is None
+
+    def test_a_puzzle_without_solution_is_named(self, solver: ModuleType) -> None:
+        with pytest.raises(pn.TermError, match=r"^equations: raised ValueError: no digits satisfy \?\?\+\?=500$"):
+            pn.Pipeline([solver.equations])(scores=reading(4, 2, 3), puzzles=["??+?=500"])
+
+
+def base(scores: Any) -> Any:
+    return (scores + 1).sum()
+
+
+def reading(*digits: int) -> torch.Tensor:
+    """Scores by which a network reads these digits, each by far."""
+    scores = torch.zeros(len(digits), 10, dtype=torch.float64)
+    scores[range(len(digits)), digits] = 5.0
+    return scores
+
+
+MESSAGES = {
+    "status 500": "raised RuntimeError: the service answered with status 500",
+    "no JSON": "raised JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    "no gradient": "raised KeyError: 'gradient'",
+    "another shape": 'brought a gradient of shape (3,) for "drafts"; expected that of the input, (8, 3)',
+    "not a number": "the value is nan",
+    "late": "took more than 1.5 s, and was cancelled",
+    "no answer": "took more than 1.5 s, and was cancelled",
+}
+KINDS = {"no JSON": json.JSONDecodeError, "no gradient": KeyError, "status 500": RuntimeError}
+
+
+class TestService:
+    def test_every_failure_is_named_and_the_others_train(
+        self, service: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failing = {judge: kind for (judge, _), kind in service.FAILURES.items()}
+        assert set(failing.values()) == set(MESSAGES)
+        monkeypatch.setattr(service, "FAILURES", {(judge, 0): kind for judge, kind in failing.items()})
+        drafts = torch.zeros(8, 3, dtype=torch.float64, requires_grad=True)
+        with service.serving() as address, pn.Executor() as executor:
+            pipeline = service.objective(address).disable("decay")
+            out = executor.run(pipeline, {"drafts": drafts})
+            again = executor.run(pipeline, {"drafts": drafts})
+            assert executor.abandoned == 0
+        healthy = [judge for judge in service.JUDGES if judge not in failing]
+        assert {name: str(out[name].error) for name in failing} == {
+            name: f"{name}: {MESSAGES[kind]}" for name, kind in failing.items()
+        }
+        for name, kind in failing.items():
+            assert out[name].error.term == name
+            assert isinstance(out[name].error.__cause__, KINDS.get(kind, object))
+            assert isinstance(out[name].error, TimeoutError) == (kind in ("late", "no answer"))
+        assert [term.name for term in out if term.error is None] == healthy
+        assert all(term.error is None for term in again)
+        out.total.backward()
+        wished = sum(service.WISHES[judge] for judge in healthy)
+        np.testing.assert_allclose(drafts.grad, -wished / drafts.numel() / len(service.JUDGES))
+
+    def test_raising_tells_the_term_and_keeps_the_others(
+        self, service: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(service, "FAILURES", {("judge_b", 0): "no JSON"})
+        with service.serving() as address, pn.Executor() as executor:
+            pipeline = pn.Pipeline(
+                [pn.Term(service.judged, name=f"judge_{x}", options={"url": f"{address}/judge_{x}"}) for x in "abc"]
+            )
+            with pytest.raises(pn.TermError, match=r"^judge_b: raised JSONDecodeError") as caught:
+                executor.run(pipeline, {"drafts": torch.zeros(8, 3)})
+        assert [term.value is not None for term in caught.value.output] == [True, False, True]
+
+    def test_judges_are_waited_for_at_the_same_time(self, service: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(service, "FAILURES", {})
+        with service.serving() as address, pn.Executor() as executor:
+            pipeline = service.objective(address).disable("decay")
+            began = time.perf_counter()
+            out = executor.run(pipeline, {"drafts": torch.zeros(8, 3, dtype=torch.float64)})
+            took = time.perf_counter() - began
+        assert sum(term.duration for term in out) > 3 * took
+
+
+class TestKnowledge:
+    @pytest.fixture
+    def facts(self, knowledge: ModuleType, tmp_path: Path) -> Path:
+        knowledge.write_facts(tmp_path / "facts.db")
+        return tmp_path / "facts.db"
+
+    @pytest.fixture
+    def logits(self, knowledge: ModuleType) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        sizes = {"city": knowledge.CITIES, "country": knowledge.COUNTRIES}
+        return {
+            name: torch.randn(5, size, dtype=torch.float64, generator=generator).requires_grad_()
+            for name, size in sizes.items()
+        }
+
+    def test_value_is_the_probability_of_what_the_facts_allow(
+        self, knowledge: ModuleType, facts: Path, logits: dict[str, torch.Tensor]
+    ) -> None:
+        contradiction = knowledge.Contradiction(facts)
+        value, metrics = contradiction(**logits, considered=knowledge.CITIES)
+        contradiction.close()
+        city, country = logits["city"].softmax(-1), logits["country"].softmax(-1)
+        # City n lies in country n % 8.
+        expected = sum(city[:, n] * country[:, n % knowledge.COUNTRIES] for n in range(knowledge.CITIES))
+        assert metrics == {"facts": knowledge.CITIES}
+        assert value.item() == pytest.approx(-expected.log().mean().item())
+
+    def test_only_cities_that_are_considered_are_asked_about(
+        self, knowledge: ModuleType, facts: Path, logits: dict[str, torch.Tensor]
+    ) -> None:
+        contradiction = knowledge.Contradiction(facts)
+        assert contradiction(**logits, considered=1)[1]["facts"] == len(logits["city"].argmax(-1).unique())
+        contradiction.close()
+
+    @pytest.mark.parametrize("runs", ["thread", "process"])
+    def test_each_worker_opens_the_file_once(
+        self,
+        knowledge: ModuleType,
+        facts: Path,
+        logits: dict[str, torch.Tensor],
+        executor: pn.Executor,
+        runs: Any,
+    ) -> None:
+        class Telling(knowledge.Contradiction):
+            def __call__(self, city: torch.Tensor, country: torch.Tensor) -> Any:
+                value, _ = super().__call__(city, country)
+                worker = threading.get_ident() if runs == "thread" else os.getpid()
+                return value, {"worker": worker, "connection": id(self.connection()), "opened": len(self.opened)}
+
+        contradiction = Telling(facts)
+        pipeline = pn.Pipeline([pn.Term(contradiction, name="contradiction", runs=runs)])
+        told = [executor.run(pipeline, logits)["contradiction"].metrics for _ in range(8)]
+        workers = {metrics["worker"] for metrics in told}
+        assert len(workers) <= executor.max_workers
+        assert len({(metrics["worker"], metrics["connection"]) for metrics in told}) == len(workers)
+        if runs == "process":
+            assert os.getpid() not in workers
+            assert {metrics["opened"] for metrics in told} == {1}
+        assert len(contradiction.opened) == (len(workers) if runs == "thread" else 0)
+        contradiction.close()
+
+    @pytest.mark.parametrize("runs", ["thread", "process"])
+    def test_gradient_is_the_same_as_inline(
+        self,
+        knowledge: ModuleType,
+        facts: Path,
+        logits: dict[str, torch.Tensor],
+        executor: pn.Executor,
+        runs: Any,
+    ) -> None:
+        contradiction = knowledge.Contradiction(facts)
+        gradients = []
+        for place in ("inline", runs):
+            term = pn.Term(contradiction, name="contradiction", runs=place)
+            total = executor.run(pn.Pipeline([term]), logits).total
+            gradients.append(torch.autograd.grad(total, list(logits.values())))
+        contradiction.close()
+        for here, there in zip(*gradients, strict=True):
+            assert here.abs().sum() > 0
+            torch.testing.assert_close(there, here)
