@@ -15,6 +15,7 @@ __all__ = [
     "TermError",
     "TermTimeoutError",
     "WorkerLostError",
+    "said",
 ]
 
 
@@ -221,3 +222,12 @@ class NonFiniteError(PenaltiesError, ValueError):
     def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str]]:
         """Pickle by the parts, so that the error survives a trip between processes."""
         return type(self), (self.kind, str(self))
+
+
+def said(error: BaseException) -> str:
+    """The class of an exception and what it says, even of one that cannot say anything."""
+    try:
+        message = str(error)
+    except Exception:
+        return type(error).__name__
+    return f"{type(error).__name__}: {message}"

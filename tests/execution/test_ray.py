@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +64,7 @@ def executor() -> Iterator[pn.Executor]:
     with pn.Executor(max_workers=2, timeout=120.0) as executor:
         yield executor
     assert not ray.is_initialized()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("penalties-ray")]
 
 
 @pytest.fixture(scope="class")
@@ -126,14 +129,57 @@ def processes(executor: pn.Executor, count: int = 2) -> list[int]:
     def look() -> bool:
         terms = [pn.Term(who, name=f"who{place}", runs="ray", differentiable=False) for place in range(count)]
         found.clear()
-        found.update(int(term.metrics["process"]) for term in executor.run(pn.Pipeline(terms), np.ones(1)).terms)
+        found.update(
+            int(term.metrics["process"]) for term in executor.run(pn.Pipeline(terms), np.ones(1)).terms.values()
+        )
         return len(found) == count
 
     eventually(look)
     return sorted(found)
 
 
-class TestParity:
+class Noted:
+    """A term that notes each time it is loaded."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __call__(self, x: Any) -> Any:
+        return x.sum()
+
+    def __reduce__(self) -> Any:
+        return _noted, (self.log,)
+
+
+def _noted(log: Path) -> Noted:
+    with log.open("a") as file:
+        file.write("loaded\n")
+    return Noted(log)
+
+
+class SlowToLoad:
+    def __call__(self, x: Any) -> Any:
+        return x.sum()
+
+    def __reduce__(self) -> Any:
+        return _slowly, ()
+
+
+def _slowly() -> SlowToLoad:
+    time.sleep(1.5)
+    return SlowToLoad()
+
+
+class Unloadable(SlowToLoad):
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise RuntimeError("not here")
+
+
+class TestOurCluster:
     @pytest.mark.parametrize("name", NAMES)
     def test_torch_terms_train_as_inline(self, executor: pn.Executor, name: str) -> None:
         def run(place: Any, runner: Any) -> tuple[Tensor, Tensor, dict[str, float]]:
@@ -173,10 +219,8 @@ class TestParity:
 
         out = executor.run(away(own, weight=0.5), make([1.0, -2.0]), wrt="input")
         assert out.gradient.tolist() == [1.0, -2.0]
-        assert out.metrics() == pytest.approx(
-            {"own": 5.0, "own_weighted": 2.5, "own/size": 2.0, "total": 2.5, "own_grad_norm": 5.0**0.5}
-            | {key: value for key, value in out.metrics().items() if key.startswith("total_")}
-        )
+        metrics = out.metrics()
+        assert [metrics[key] for key in ("own", "own_weighted", "own/size", "total")] == [5.0, 2.5, 2.0, 2.5]
 
     @pytest.mark.parametrize("make", [np.array, torch.tensor, jnp.array], ids=["numpy", "torch", "jax"])
     def test_large_arrays_go_through_the_object_store(self, executor: pn.Executor, make: Any) -> None:
@@ -184,8 +228,8 @@ class TestParity:
         x = make(data)
 
         def own(x: Any) -> Any:
-            gradient = {"x": 2 * np.asarray(x)}
-            return pn.Evaluation(np.float32(3.0), gradient, state=np.asarray(x) + 1)
+            plain = np.asarray(x.detach() if hasattr(x, "detach") else x)
+            return pn.Evaluation(np.float32(3.0), {"x": 2 * plain}, state=plain + 1)
 
         for _ in range(3):
             out = executor.run(away(own), x, wrt="input")
@@ -230,7 +274,7 @@ class TestParity:
 
         expected, gradient = run(("inline",) * 6)
         out, found = run(places)
-        assert [term.name for term in out.terms] == [f"term{i}" for i in range(6)]
+        assert [term.name for term in out.terms.values()] == [f"term{i}" for i in range(6)]
         assert out.metrics() == pytest.approx(expected.metrics(), rel=1e-6)
         torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
 
@@ -281,7 +325,9 @@ class TestParity:
         waits = [0.3, 0.0, 0.1, 0.0, 0.2]
         terms = [pn.Term(late(wait), name=f"w{i}", runs="ray") for i, wait in enumerate(waits)]
         out = executor.run(pn.Pipeline(terms), np.ones(1))
-        assert [(term.name, float(term.value)) for term in out.terms] == [(f"w{i}", w) for i, w in enumerate(waits)]
+        assert [(term.name, float(term.value)) for term in out.terms.values()] == [
+            (f"w{i}", w) for i, w in enumerate(waits)
+        ]
 
     def test_a_function_is_sent_once_and_not_once_a_step(self, executor: pn.Executor, tmp_path: Path) -> None:
         log = tmp_path / "loads"
@@ -299,27 +345,6 @@ class TestParity:
         metrics = executor.run(away(threads), torch.ones(1)).metrics()
         assert [metrics[f"threads/{key}"] for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "torch")] == [1, 1, 1]
 
-
-class Noted:
-    """A term that notes each time it is loaded."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-
-    def __call__(self, x: Any) -> Any:
-        return x.sum()
-
-    def __reduce__(self) -> Any:
-        return _noted, (self.log,)
-
-
-def _noted(log: Path) -> Noted:
-    with log.open("a") as file:
-        file.write("loaded\n")
-    return Noted(log)
-
-
-class TestFailures:
     def test_a_term_that_raises_is_named_with_its_cause(self, executor: pn.Executor) -> None:
         def broken(x: Any) -> Any:
             raise ValueError("no luck")
@@ -520,28 +545,6 @@ class TestFailures:
         probe(executor)
 
 
-class SlowToLoad:
-    def __call__(self, x: Any) -> Any:
-        return x.sum()
-
-    def __reduce__(self) -> Any:
-        return _slowly, ()
-
-
-def _slowly() -> SlowToLoad:
-    time.sleep(1.5)
-    return SlowToLoad()
-
-
-class Unloadable(SlowToLoad):
-    def __reduce__(self) -> Any:
-        return _refuse, ()
-
-
-def _refuse() -> None:
-    raise RuntimeError("not here")
-
-
 @pytest.mark.usefixtures("theirs")
 class TestTheirCluster:
     def test_it_is_left_alone_and_our_actors_go(self) -> None:
@@ -588,22 +591,16 @@ class TestTheirCluster:
             executor.run(away(squares), np.ones(1))
         ray.kill(one)
 
-    def test_a_connection_that_the_user_makes_anew_is_used(self) -> None:
-        with pn.Executor() as executor:
+    def test_a_connection_that_the_user_makes_anew_is_used_and_one_that_they_end_replaced(self) -> None:
+        with pn.Executor(max_workers=1) as executor:
             probe(executor)
             ray.shutdown()
             connect()
-            probe(executor)
-        assert ray.is_initialized()
-
-    def test_a_connection_that_the_user_ends_is_replaced_by_our_own(self) -> None:
-        with pn.Executor(max_workers=1) as executor:
             probe(executor)
             ray.shutdown()
             probe(executor)
             assert ray.is_initialized()
         assert not ray.is_initialized()
-        connect()
 
 
 class TestWithoutACluster:
@@ -641,7 +638,7 @@ class TestWithoutACluster:
         assert reply is not None
         assert not reply.known
         body = function_bytes(pn.Term(lambda x: (np.multiply(x, 2, out=x)).sum(), name="doubled"))
-        assert evaluator.load(_with(asked, body=body)) is None
+        assert evaluator.load(replace(asked, body=body)) is None
         reply = evaluator.run(asked)
         assert float(loads(reply.data, reply.arrays)[0]) == 6.0
         assert x.tolist() == [0.0, 1.0, 2.0]
@@ -649,11 +646,11 @@ class TestWithoutACluster:
         def broken(x: Any) -> Any:
             raise ValueError("no luck")
 
-        asked = _with(asked, key=-2, body=function_bytes(pn.Term(broken)))
+        asked = replace(asked, key=-2, body=function_bytes(pn.Term(broken)))
         assert evaluator.load(asked) is None
         reply = evaluator.run(asked)
         assert str(loads(reply.data, ()).error()) == "broken: raised ValueError: no luck"
-        reply = evaluator.load(_with(asked, key=-3, body=b"garbage"))
+        reply = evaluator.load(replace(asked, key=-3, body=b"garbage"))
         assert reply is not None
         assert "could not be loaded on the cluster" in str(loads(reply.data, ()).error())
 
@@ -675,7 +672,7 @@ class TestWithoutACluster:
 
 
 SCRIPT = """
-import atexit, threading
+import jax.numpy as jnp
 import numpy as np
 import penalties as pn
 
@@ -686,21 +683,12 @@ def chatty(x):
 
 
 if __name__ == "__main__":
-    with pn.Executor(max_workers=1) as executor:
-        total = executor.run(pn.Pipeline([pn.Term(chatty, runs="ray")]), np.array([3.0])).total
-    left = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    assert not left, left
-    print(float(total))
-    # One that is forgotten is closed all the same.
-    forgotten = pn.Executor(max_workers=1)
-    forgotten.run(pn.Pipeline([pn.Term(chatty, runs="ray")]), np.array([3.0]))
+    # JAX would say so if this process forked.
+    jnp.ones(3).sum()
+    # Forgotten, it is closed all the same.
+    executor = pn.Executor(max_workers=1)
+    print(float(executor.run(pn.Pipeline([pn.Term(chatty, runs="ray")]), np.array([3.0])).total))
 """
-
-
-def _with(request: Request, **changes: Any) -> Request:
-    import dataclasses
-
-    return dataclasses.replace(request, **changes)
 
 
 @pytest.fixture
@@ -736,42 +724,50 @@ class TestTwoNodes:
         with pn.Executor(max_workers=1) as executor:
 
             def used() -> set[float]:
-                return {term.metrics["node"] for term in executor.run(pn.Pipeline(terms), np.ones(1)).terms}
+                return {term.metrics["node"] for term in executor.run(pn.Pipeline(terms), np.ones(1)).terms.values()}
 
             eventually(lambda: used() == {number(nodes.first), number(nodes.second)})
 
     def test_losing_a_node_mid_step(self, nodes: Any, tmp_path: Path) -> None:
-        def slow(x: Any) -> Any:
-            import ray as here
+        go, names = tmp_path / "go", ("again0", "again1", "once0", "once1")
 
-            node = here.get_runtime_context().get_node_id()
-            (tmp_path / f"{node}.{os.getpid()}").touch()
-            while not (tmp_path / "go").exists():
-                time.sleep(0.05)
-            return x.sum()
+        def slow(name: str) -> Any:
+            def term(x: Any) -> Any:
+                import ray as here
 
-        def began() -> list[str]:
-            return [path.name.partition(".")[0] for path in tmp_path.iterdir() if "." in path.name]
+                (tmp_path / name).write_text(here.get_runtime_context().get_node_id())
+                while not go.exists():
+                    time.sleep(0.05)
+                return x.sum()
 
-        def lose() -> None:
-            eventually(lambda: sorted(map(began().count, (nodes.first.node_id, nodes.second.node_id))) == [2, 2])
+            return pn.Term(term, name=name, runs="ray", timeout=4 * PATIENCE, idempotent=name.startswith("again"))
+
+        def begun_on(node: Any) -> list[str]:
+            return [name for name in names if (tmp_path / name).exists() and (tmp_path / name).read_text() == node]
+
+        pipeline = pn.Pipeline([slow(name) for name in names])
+        with pn.Executor(max_workers=1) as executor, ThreadPoolExecutor(1) as thread:
+            while True:
+                # Until each node has one of either kind.
+                run = thread.submit(executor.run, pipeline, np.ones(3))
+                eventually(lambda: all((tmp_path / name).exists() for name in names))
+                there = begun_on(nodes.second.node_id)
+                if [name[:-1] for name in there] == ["again", "once"]:
+                    break
+                go.touch()
+                run.result()
+                for path in tmp_path.iterdir():
+                    path.unlink()
             nodes.machines.remove_node(nodes.second, allow_graceful=False)
-            (tmp_path / "go").touch()
-
-        again = [pn.Term(slow, name=f"again{i}", runs="ray", idempotent=True, timeout=PATIENCE) for i in range(2)]
-        once = [pn.Term(slow, name=f"once{i}", runs="ray", timeout=PATIENCE) for i in range(2)]
-        with pn.Executor(max_workers=1) as executor:
-            losing = threading.Thread(target=lose)
-            losing.start()
-            try:
-                out = executor.run(pn.Pipeline([*again, *once]), np.ones(3))
-            except pn.WorkerLostError as error:
-                assert "node" in str(error)
-                assert error.term.startswith("once")
-                assert "idempotent=True" in str(error)
-                out = error.output
-            losing.join()
-            lost = [term.name for term in out.terms if term.error is not None]
-            assert all(name.startswith("once") for name in lost)
-            assert [float(term.value) for term in out.terms if term.error is None] == [3.0] * (4 - len(lost))
+            # The one that may be run again has begun on the other node when there is room there.
+            go.touch()
+            with pytest.raises(
+                pn.WorkerLostError, match=rf"^{there[1]}: .* was lost: .*node.*idempotent=True"
+            ) as caught:
+                run.result(4 * PATIENCE)
+            assert (tmp_path / there[0]).read_text() == nodes.first.node_id
+            values = {name: term.value for name, term in caught.value.output.terms.items() if term.error is None}
+            assert {name: float(value) for name, value in values.items()} == {
+                name: 3.0 for name in names if name != there[1]
+            }
             probe(executor)

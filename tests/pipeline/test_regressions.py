@@ -277,3 +277,16 @@ def test_metrics_of_a_constant_from_data_beside_tensors() -> None:
     words = pn.Term(len, name="words", inputs="texts", differentiable=False)
     out = pn.Pipeline([pn.Term("l1", inputs="x"), words])(texts=["a", "b"], x=torch.ones(3))
     assert out.metrics() == {"l1": 3.0, "l1_weighted": 3.0, "words": 2.0, "words_weighted": 2.0, "total": 5.0}
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_exception_that_cannot_speak_is_named() -> None:
+    def bad(x: Any) -> Any:
+        raise Speechless
+
+    with pytest.raises(pn.TermError, match="^bad: raised Speechless$"):
+        pn.Pipeline([bad])(np.ones(1))

@@ -334,8 +334,13 @@ def value_and_gradient(function: str, fn: Callable[["Tensor"], "Tensor"], x: "Te
 
 def _transformed() -> bool:
     """Whether a transform of torch.func (grad, vmap, jvp, ...) is running; torch has no public way to ask."""
-    functorch: Any = importlib.import_module("torch._C._functorch")
-    return functorch.maybe_current_level() is not None
+    global _functorch
+    if _functorch is None:
+        _functorch = importlib.import_module("torch._C._functorch")
+    return _functorch.maybe_current_level() is not None
+
+
+_functorch: Any = None
 
 
 # What composition needs: gradients of several terms, their sum, and numbers for people.

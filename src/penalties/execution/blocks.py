@@ -6,9 +6,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing import shared_memory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ _ATTACHED: Final = 128
 """Blocks that a worker keeps open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
+class Lent(NamedTuple):
     """An array that lies in a block: what a worker needs to see it."""
 
     block: str
@@ -39,8 +37,7 @@ class Lent:
     requires_grad: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Outlet:
+class Outlet(NamedTuple):
     """A part of a block that a worker may write to."""
 
     block: str

@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, Final
 
-from ..errors import PenaltiesError, TermError
+from ..errors import PenaltiesError, TermError, said
 from ..pipeline.term import Term
 from .capturing import captures
 from .portable import CapturedError, function_bytes
@@ -45,7 +45,7 @@ class Bodies:
         except Exception as error:
             raise TermError(
                 term.name,
-                f"cannot be sent to another process: {type(error).__name__}: {error}; make what it holds inside the "
+                f"cannot be sent to another process: {said(error)}; make what it holds inside the "
                 "function, or once for each process in a module",
             ) from error
         with self._lock:

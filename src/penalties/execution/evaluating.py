@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import GradientError, PenaltiesError, TermError
+from ..errors import GradientError, PenaltiesError, TermError, said
 from ..pipeline.evaluate import evaluate
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.term import Term
@@ -22,7 +22,7 @@ def evaluate_away(
     except TermError as error:
         if error.term != term.name:
             # Of a pipeline that the term calls.
-            raise TermError(term.name, f"raised {type(error).__name__}: {error}", error.phase) from error
+            raise TermError(term.name, f"raised {said(error)}", error.phase) from error
         if not wrt or not _untraceable(error.__cause__):
             raise
         reason = "JAX could not trace it, and it brought no gradient"
@@ -31,7 +31,7 @@ def evaluate_away(
         reason = "it brought no gradient, and NumPy has no automatic differentiation"
     except PenaltiesError as error:
         # Its inputs were found before: whatever else it raises is its own.
-        raise TermError(term.name, f"raised {type(error).__name__}: {error}") from error
+        raise TermError(term.name, f"raised {said(error)}") from error
     plain = evaluate(term, inputs, step=step, state=state)
     return plain if plain.gradient is not None else replace(plain, grad_error=reason)
 

@@ -6,8 +6,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from ..errors import MissingLibraryError
 __all__ = ["CapturedError", "Packed", "dumps", "function_bytes", "loads"]
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """An array of any library as one of NumPy's in the memory of the host, and what it takes to make it again."""
 
     library: str

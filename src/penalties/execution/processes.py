@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError
+from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.inputs import arrays_in
 from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
@@ -174,9 +174,7 @@ class RunningProcess:
         try:
             self._data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
         except Exception as error:
-            raise TermError(
-                task.term.name, f"its inputs cannot be sent to another process: {type(error).__name__}: {error}"
-            ) from error
+            raise TermError(task.term.name, f"its inputs cannot be sent to another process: {said(error)}") from error
         self._slot = place.take_slot(task.term.name)
         self._settings = _settings_of(arrays)
         self._arrays: list[Packed | Lent] = list(arrays)
@@ -337,7 +335,7 @@ class RunningProcess:
         try:
             found = loads(reply.data, arrays)
         except Exception as error:
-            message = f"what it returned cannot be read here: {type(error).__name__}: {error}"
+            message = f"what it returned cannot be read here: {said(error)}"
             raise TermError(self.term.name, message) from error
         if isinstance(found, Failure):
             raise found.error()

@@ -246,7 +246,12 @@ class RunningRay:
         from .portable import loads
         from .worker import Failure
 
-        found = loads(*self._reply.result())
+        data, arrays = self._reply.result()
+        try:
+            found = loads(data, arrays)
+        except Exception as error:
+            message = f"what it returned cannot be read here: {type(error).__name__}: {error}"
+            raise TermError(self.name, message) from error
         if isinstance(found, Failure):
             raise found.error()
         return Evaluation(*found)

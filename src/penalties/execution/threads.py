@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..errors import PenaltiesError, TermError, TermTimeoutError
+from ..errors import PenaltiesError, TermError, TermTimeoutError, said
 from ..pipeline.awaitables import waiting
 from ..pipeline.evaluation import Evaluation
 from .awaiting import close_here, wait_here
@@ -200,6 +200,6 @@ class RunningThread:
 def _as_term_error(name: str, error: BaseException) -> BaseException:
     if isinstance(error, PenaltiesError):
         return error
-    failed = TermError(name, f"raised {type(error).__name__}: {error}")
+    failed = TermError(name, f"raised {said(error)}")
     failed.__cause__ = error
     return failed

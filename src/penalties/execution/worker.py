@@ -13,11 +13,11 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..errors import PenaltiesError, TermError
+from ..errors import PenaltiesError, TermError, said
 from ..pipeline.awaitables import waiting
 from ..pipeline.term import Term
 from .awaiting import wait_here
@@ -32,8 +32,7 @@ _LOADED: Final = 256
 """Terms that a worker keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One evaluation: which term, and where its inputs lie."""
 
     name: str
@@ -50,8 +49,7 @@ class Request:
     """Where to write when the term was loaded, by which process, and that it is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What came of it: an evaluation or a failure in bytes, and the blocks that the term still refers to."""
 
     data: bytes
@@ -74,7 +72,7 @@ class Failure:
         """What can be sent of an error."""
         raised = error
         if not isinstance(raised, PenaltiesError):
-            raised = TermError(name, f"raised {type(error).__name__}: {error}")
+            raised = TermError(name, f"raised {said(error)}")
             raised.__cause__ = error
         cause = raised.__cause__
         if cause is None:
@@ -136,7 +134,7 @@ def serve(request: Request) -> Reply:
                 # Before the clock starts: it takes a second.
                 importlib.import_module(library)
     except Exception as error:
-        message = f"could not be loaded in a process: {type(error).__name__}: {error}"
+        message = f"could not be loaded in a process: {said(error)}"
         failed = TermError(request.name, message)
         failed.__cause__ = error
         return Reply(dumps(Failure.of(request.name, failed))[0], ())

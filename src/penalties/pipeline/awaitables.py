@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Final
 
-from ..errors import TermError
+from ..errors import TermError, said
 
 __all__ = ["awaited", "is_awaitable", "waiting"]
 
@@ -31,7 +31,7 @@ def awaited(term: str, result: Any) -> Any:
     try:
         return waiter(result)
     except Exception as error:
-        raise TermError(term, f"raised {type(error).__name__}: {error}") from error
+        raise TermError(term, f"raised {said(error)}") from error
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..backends import owner
-from ..errors import GradientError, InputError, TermError
+from ..errors import GradientError, InputError, TermError, said
 from .chunks import in_chunks
 from .evaluation import Evaluation, Result, completed
 from .inputs import arrays_in, lookup, reads, surroundings
@@ -51,7 +51,7 @@ def compute(term: Term, inputs: Mapping[str, Any], step: Any = None, state: Any 
     except (TermError, InputError):
         raise
     except Exception as error:
-        raise TermError(name, f"raised {type(error).__name__}: {error}") from error
+        raise TermError(name, f"raised {said(error)}") from error
     if term.returns_value and arguments:
         # The common case, without another frame: the budget is a few microseconds a term.
         like = arguments[0]
@@ -127,7 +127,7 @@ def differentiate(
     except (TermError, InputError):
         raise
     except Exception as error:
-        raise TermError(term.name, f"its gradient raised {type(error).__name__}: {error}", "gradient") from error
+        raise TermError(term.name, f"its gradient raised {said(error)}", "gradient") from error
     _, _, metrics, new = kept[-1]
     if arrays:
         metrics, new = _refilled([metrics, new], iter(arrays))

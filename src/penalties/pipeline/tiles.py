@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..backends import owner
-from ..errors import TermError
+from ..errors import TermError, said
 from .catalogue import OVER_CLASSES, SEPARABLE
 from .combine import Gradients
 from .inputs import lookup, reads
@@ -51,7 +51,7 @@ def in_tiles(
             weight=1.0 if scale is weight else weight,
         )
     except Exception as error:
-        raise TermError(term.name, f"raised {type(error).__name__}: {error}") from error
+        raise TermError(term.name, f"raised {said(error)}") from error
     if found is None:
         return None
     value, norms = found
