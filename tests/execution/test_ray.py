@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -638,7 +637,7 @@ class TestWithoutACluster:
         assert reply is not None
         assert not reply.known
         body = function_bytes(pn.Term(lambda x: (np.multiply(x, 2, out=x)).sum(), name="doubled"))
-        assert evaluator.load(replace(asked, body=body)) is None
+        assert evaluator.load(asked._replace(body=body)) is None
         reply = evaluator.run(asked)
         assert float(loads(reply.data, reply.arrays)[0]) == 6.0
         assert x.tolist() == [0.0, 1.0, 2.0]
@@ -646,11 +645,11 @@ class TestWithoutACluster:
         def broken(x: Any) -> Any:
             raise ValueError("no luck")
 
-        asked = replace(asked, key=-2, body=function_bytes(pn.Term(broken)))
+        asked = asked._replace(key=-2, body=function_bytes(pn.Term(broken)))
         assert evaluator.load(asked) is None
         reply = evaluator.run(asked)
         assert str(loads(reply.data, ()).error()) == "broken: raised ValueError: no luck"
-        reply = evaluator.load(replace(asked, key=-3, body=b"garbage"))
+        reply = evaluator.load(asked._replace(key=-3, body=b"garbage"))
         assert reply is not None
         assert "could not be loaded on the cluster" in str(loads(reply.data, ()).error())
 

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError
@@ -281,11 +280,11 @@ class RunningRay:
             if not ray.is_initialized():
                 raise ConnectionError("the connection to the cluster was closed")
             # First without the term: whether the actor is still there, and whether it has it.
-            asked = replace(self._request, data=b"", arrays=())
+            asked = self._request._replace(data=b"", arrays=())
             reply = ray.get(actor.load.remote(asked), timeout=_LOADING)
             there = True
             if reply is not None and not reply.known:
-                reply = ray.get(actor.load.remote(replace(asked, body=self._body)), timeout=_LOADING)
+                reply = ray.get(actor.load.remote(asked._replace(body=self._body)), timeout=_LOADING)
             if reply is None:
                 promised = actor.run.remote(self._request)
                 began = True
@@ -295,12 +294,14 @@ class RunningRay:
             slot.kill()
             what = f"took more than {self.timeout:g} s" if began else f"was not loaded within {_LOADING:g} s"
             self.fail(TermTimeoutError(self.name, f"{what}; its worker on the cluster was killed"))
-        except ray.exceptions.RayTaskError as error:
-            # Not of the term's making: a cluster with another release of penalties, say.
-            self.fail(TermError(self.name, f"failed on the cluster: {_reason(error)}"), error)
         except Exception as error:
             slot.kill()
-            self._lost(f"its worker ({slot.address}) was lost", error, began, count=there or not slot.used)
+            gone = isinstance(error, ray.exceptions.RayError | ConnectionError)
+            if not gone or isinstance(error, ray.exceptions.RayTaskError):
+                # Neither a loss nor the term's doing: a cluster with another release of penalties, say.
+                self.fail(TermError(self.name, f"failed on the cluster: {_reason(error)}"), error)
+            else:
+                self._lost(f"its worker ({slot.address}) was lost", error, began, count=there or not slot.used)
         else:
             self._keep(reply)
 
@@ -360,7 +361,7 @@ class TermEvaluator:
         process = os.getpid()
         term = _loaded(request)
         assert term is not None, "loaded before"
-        request = replace(request, arrays=_owned(request.arrays))
+        request = request._replace(arrays=_owned(request.arrays))
         try:
             with _settings(request.settings):
                 data, arrays = _evaluated(term, request, [])
@@ -480,7 +481,7 @@ def _library() -> Any:
 
 def _owned(arrays: "Sequence[Any]") -> "list[Packed]":
     """Arrays that may be written to: those that come from Ray's memory may not."""
-    return [packed if packed.data.flags.writeable else replace(packed, data=packed.data.copy()) for packed in arrays]
+    return [packed if packed.data.flags.writeable else packed._replace(data=packed.data.copy()) for packed in arrays]
 
 
 def _reason(error: Exception) -> str:
