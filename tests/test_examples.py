@@ -13,9 +13,13 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 KEY_LINES = {
+    "http_service.py": r"^372 requests, \d+ of them failed, and no step was lost$",
     "jax_loop.py": r"^4002 steps with as many different weights: traced 1 time$",
+    "knowledge_base.py": r"^with the facts: +7\d\.\d% of cities right, +\d\.\d% of answers against the facts$",
+    "persistent_homology.py": r"^loops in the code of a knot: 4 without the term, 1 with it$",
     "pytorch_loop.py": r"^base_loss and confidence conflict: the cosine between their gradients is -0\.\d\d$",
     "quickstart.py": r"^after:  test accuracy",
+    "smt_solver.py": r"^test accuracy with ten labels: [67]\d\.\d% without the solver, 9\d\.\d% with it$",
 }
 
 

@@ -21,6 +21,7 @@ import torch
 
 import penalties as pn
 from penalties import schedules, telemetry
+from penalties.execution.executor import _close_all
 
 PLACES = ("thread", "process", "async")
 WHERE = contextvars.ContextVar("where", default="nowhere")
@@ -154,6 +155,47 @@ class TestAsync:
 
         assert asyncio.run(main()).gradient["x"].tolist() == [1.0, 1.0]
 
+    def test_the_one_input_may_be_promised(self, executor: pn.Executor) -> None:
+        async def forward() -> Any:
+            return np.ones(2)
+
+        async def main() -> float:
+            return float((await executor.run_async(pn.Pipeline(["l1"]), forward())).total)
+
+        assert asyncio.run(main()) == 2.0
+        promised: Future[Any] = Future()
+        promised.set_result(np.ones(3))
+        assert float(executor.run(pn.Pipeline(["l1"]), promised).total) == 3.0
+
+    def test_cancelling_while_an_input_is_awaited(self, executor: pn.Executor) -> None:
+        async def forward() -> Any:
+            await asyncio.sleep(60)
+
+        async def main() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(executor.run_async(pn.Pipeline(["l1"]), {"x": forward()}), 0.2)
+
+        asyncio.run(main())
+
+    def test_nothing_starts_once_it_was_cancelled(self, executor: pn.Executor) -> None:
+        from penalties.execution.run import Run
+
+        run = Run(executor)
+        run.cancel()
+        with pytest.raises(pn.TermError, match="l1: was cancelled"):
+            executor._run(run, pn.Pipeline([pn.Term("l1", runs="thread")]), np.ones(2), None, None, None, None, False)
+
+    def test_sequential_in_a_loop_raises_what_the_term_raises(self) -> None:
+        async def broken(x: Any) -> Any:
+            raise ValueError("no luck")
+
+        async def main() -> None:
+            with pn.Executor(sequential=True) as executor:
+                executor.run(pn.Pipeline([broken]), {"x": np.ones(3)})
+
+        with pytest.raises(pn.TermError, match="broken: raised ValueError: no luck"):
+            asyncio.run(main())
+
     def test_an_input_that_fails_is_raised(self, executor: pn.Executor) -> None:
         async def forward() -> Any:
             raise ConnectionError("no forward")
@@ -234,9 +276,7 @@ class TestAsync:
         def sneaky(x: Any) -> Any:
             return asyncio.sleep(0, x.sum())
 
-        with pytest.raises(
-            pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'
-        ):
+        with pytest.raises(pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'):
             pn.Pipeline([sneaky])(np.ones(1))
 
 
@@ -347,6 +387,15 @@ class TestContext:
         with torch.no_grad():
             out = executor.run(pn.Pipeline([pn.Term("l1", runs="thread"), pn.Term("l2", runs="process")]), x)
         assert not out.total.requires_grad
+
+    def test_a_library_that_is_not_loaded_has_no_modes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from penalties.execution.ambient import Modes
+
+        monkeypatch.delitem(sys.modules, "torch")
+        monkeypatch.delitem(sys.modules, "jax")
+        modes = Modes()
+        with modes():
+            assert "torch" not in sys.modules
 
 
 class TestFunctionsTravelOnce:
@@ -504,3 +553,41 @@ def test_cosines_alone_ask_for_gradients(executor: pn.Executor) -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     out = executor.run(pn.Pipeline([pn.Term("l1", runs="thread"), "l2"]), x, cosines=True)
     assert out.cosines.shape == (2, 2)
+
+
+def test_a_term_that_reads_no_array_may_run_elsewhere(executor: pn.Executor) -> None:
+    words = pn.Term(len, name="words", inputs="texts", differentiable=False, runs="thread")
+    deeper = pn.Term(len, name="deeper", inputs="batch.texts", differentiable=False, runs="thread")
+    late: Future[Any] = Future()
+    late.set_result(torch.ones(2))
+    inputs = {"texts": ["a", "b"], "batch": {"texts": ["c"]}, "x": late}
+    out = executor.run(pn.Pipeline([words, deeper, pn.Term("l1", inputs="x")]), inputs)
+    assert out.metrics()["total"] == 5.0
+
+
+def test_small_and_large_arrays_travel_together(executor: pn.Executor) -> None:
+    inputs = {"small": np.ones(3), "large": np.ones(50_000)}
+    term = pn.Term(lambda small, large: small.sum() + large.sum(), name="both", runs="process")
+    assert float(executor.run(pn.Pipeline([term]), inputs).total) == 50_003.0
+
+
+def test_arrays_of_two_libraries(executor: pn.Executor) -> None:
+    def scaled(factor: Any, x: Any) -> Any:
+        return float(factor[0]) * x.sum()
+
+    x = torch.ones(2, requires_grad=True)
+    executor.run(pn.Pipeline([pn.Term(scaled, runs="thread")]), {"factor": np.array([3.0]), "x": x}).total.backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_fork_neither_runs_nor_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = pn.Executor()
+    executor.run(pn.Pipeline([pn.Term("l1", runs="thread")]), np.ones(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="belongs to the process that made it"):
+            executor.run(pn.Pipeline(["l1"]), np.ones(1))
+        _close_all(executor._places, executor._process)
+    assert executor._places
+    executor.close()
+    assert not executor._places

@@ -22,6 +22,10 @@ from torch import Tensor
 import penalties as pn
 from penalties.execution import blocks as blocks_module
 from penalties.execution import threads as threads_module
+from penalties.execution.ambient import Modes
+from penalties.execution.asynchronous import Async, _InModes
+from penalties.execution.task import Task
+from penalties.execution.threads import Threads
 
 PLACES = ("thread", "process", "async")
 EVERYWHERE = ("inline", *PLACES)
@@ -47,12 +51,23 @@ def hang(x: Any) -> Any:
     return x.sum()
 
 
+def hang_long(x: Any) -> Any:
+    time.sleep(60.0)
+    return x.sum()
+
+
 async def hang_politely(x: Any) -> Any:
     await asyncio.sleep(60.0)
 
 
 def hanging(place: str) -> Any:
-    return hang_politely if place == "async" else hang
+    return {"async": hang_politely, "process": hang_long, "thread": hang}[place]
+
+
+def _task(fn: Any, timeout: float = 30.0) -> Task:
+    return Task(
+        pn.Term(fn, name="term", inputs="x", runs="thread"), {"x": np.ones(1)}, (), None, None, timeout, Modes()
+    )
 
 
 class TestRaise:
@@ -162,7 +177,7 @@ class TestTimeout:
             start = time.monotonic()
             with pytest.raises(pn.TermTimeoutError, match=r"late: took more than 0\.3 s") as caught:
                 executor.run(pipeline, {"x": np.array([3.0])})
-            assert time.monotonic() - start < 1.9
+            assert time.monotonic() - start < (1.9 if place == "thread" else 30.0)
             assert float(caught.value.output.total) == 12.0
             assert caught.value.abandoned == (place == "thread")
             assert executor.abandoned == (1 if place == "thread" else 0)
@@ -223,6 +238,18 @@ class TestTimeout:
         terms = [pn.Term(slow, name=f"t{i}", runs="thread", timeout=0.4) for i in range(4)]
         with pn.Executor(max_workers=1) as executor:
             assert float(executor.run(pn.Pipeline(terms), np.ones(1)).total) == 4.0
+
+    def test_the_clock_starts_with_the_thread(self) -> None:
+        def slow(x: Any) -> Any:
+            time.sleep(float(x.sum()))
+            return x.sum()
+
+        place = Threads(1)
+        first = place.start(_task(slow, seconds=0.5))
+        second = place.start(_task(slow, timeout=0.3, seconds=0.2))
+        assert float(second.result().value) == 0.2
+        assert float(first.result().value) == 0.5
+        place.close()
 
     def test_waiting_for_a_process_does_not_count(self) -> None:
         def slow(x: Any) -> Any:
@@ -347,6 +374,69 @@ class TestLost:
             assert float(executor.run(pn.Pipeline([pn.Term(forks, runs="process")]), {"x": np.ones(2)}).total) == 2.0
 
 
+class TestWords:
+    @pytest.mark.parametrize("place", PLACES)
+    def test_an_inner_pipeline_does_not_lend_its_name(self, executor: pn.Executor, place: Any) -> None:
+        def outer(x: Any) -> Any:
+            return pn.Pipeline([pn.Term(lambda x: None, name="inner", inputs="x")])(x=x).total
+
+        with pytest.raises(pn.TermError, match="^outer: raised TermError: inner: returned None") as caught:
+            executor.run(pn.Pipeline([pn.Term(outer, runs=place)]), {"x": np.ones(1)})
+        assert caught.value.term == "outer"
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_other_errors_of_ours_are_the_terms_own(self, executor: pn.Executor, place: Any) -> None:
+        def bad(x: Any) -> Any:
+            raise pn.InputError("no such key")
+
+        out = executor.run(
+            pn.Pipeline([pn.Term(bad, runs=place, on_error="skip"), pn.Term("l1", inputs="x")]), {"x": np.ones(1)}
+        )
+        assert str(out["bad"].error) == "bad: raised InputError: no such key"
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_a_term_that_exits_ends_nothing_else(self, executor: pn.Executor, place: Any) -> None:
+        def leaves(x: Any) -> Any:
+            raise SystemExit(3)
+
+        async def leaves_later(x: Any) -> Any:
+            await asyncio.sleep(0)
+            raise KeyboardInterrupt
+
+        fn = leaves_later if place == "async" else leaves
+        with pytest.raises(pn.TermError, match="^leaves: raised (SystemExit: 3|KeyboardInterrupt: )$"):
+            executor.run(pn.Pipeline([pn.Term(fn, name="leaves", runs=place)]), {"x": np.ones(1)})
+        probe(executor, place)
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_a_step_that_is_missing_is_an_error_at_once(self, executor: pn.Executor, place: Any) -> None:
+        def scheduled(x: Any, step: int) -> Any:
+            return step * x.sum()
+
+        pipeline = pn.Pipeline([pn.Term(scheduled, runs=place)])
+        with pytest.raises(pn.InputError, match="scheduled: asks for the step"):
+            executor.run(pipeline, {"x": np.ones(1)})
+        assert float(executor.run(pipeline, {"x": np.ones(1)}, step=torch.tensor(2)).total) == 2.0
+
+
+class TestSecondDerivatives:
+    def test_are_an_error_of_torch(self, executor: pn.Executor) -> None:
+        x = torch.tensor([1.0, -2.0], requires_grad=True)
+        out = executor.run(
+            pn.Pipeline([pn.Term(lambda x: (x**3).sum(), name="cube", inputs="x"), pn.Term(healthy, runs="thread")]),
+            {"x": x},
+        )
+        (first,) = torch.autograd.grad(out.total, x, create_graph=True)
+        torch.testing.assert_close(first.detach(), 3 * x.detach() ** 2 + 2 * x.detach())
+        with pytest.raises(pn.GradientError, match="cannot be differentiated twice"):
+            torch.autograd.grad(first.sum(), x)
+
+    def test_are_an_error_of_jax(self, executor: pn.Executor) -> None:
+        pipeline = pn.Pipeline([pn.Term(healthy, runs="thread")])
+        with pytest.raises(pn.GradientError, match="cannot be differentiated twice"):
+            jax.hessian(lambda x: executor.run(pipeline, {"x": x}).total)(jnp.ones(2))
+
+
 class TestCaptured:
     @pytest.mark.parametrize("place", PLACES)
     def test_a_tensor_that_requires_a_gradient_is_an_error(self, executor: pn.Executor, place: Any) -> None:
@@ -430,6 +520,18 @@ class TestOptions:
             executor.run(pn.Pipeline([pn.Term(healthy, runs="process")]), {"x": np.ones(1)})
         portable._pickler_class.cache_clear()
 
+    def test_inside_torch_func_is_an_error(self, executor: pn.Executor) -> None:
+        pipeline = pn.Pipeline([pn.Term("l1", runs="thread")])
+        with pytest.raises(pn.BackendError, match=r"called inside a transform of torch\.func"):
+            torch.func.grad(lambda x: executor.run(pipeline, x).total)(torch.ones(2))
+
+    def test_inside_torch_compile_is_an_error(self, executor: pn.Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+        from penalties.execution import run
+
+        monkeypatch.setattr(run, "compiling", lambda: True)
+        with pytest.raises(pn.BackendError, match=r"called inside torch\.compile"):
+            executor.run(pn.Pipeline(["l1"]), torch.ones(2))
+
     @pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
     def test_inside_jit_and_vmap_is_an_error(self, executor: pn.Executor, transform: Any) -> None:
         pipeline = pn.Pipeline([pn.Term("l1", runs="thread")])
@@ -472,6 +574,32 @@ class TestClosing:
             found.result(10.0)
         thread.join()
 
+    def test_a_place_of_a_closed_executor_is_an_error(self) -> None:
+        executor = pn.Executor()
+        executor.close()
+        with pytest.raises(RuntimeError, match="this Executor is closed"):
+            executor.place(pn.Term("l1", runs="thread"))
+
+    def test_with_threads_that_have_not_begun(self) -> None:
+        done = threading.Event()
+
+        def wait(x: Any) -> Any:
+            done.wait(20.0)
+            return x.sum()
+
+        executor = pn.Executor(max_workers=1)
+        place = executor.place(pn.Term("l1", runs="thread"))
+        first, second = (
+            place.start(_task(wait, timeout=60.0 if name == "first" else 0.05)) for name in ("first", "second")
+        )
+        executor.close()
+        with pytest.raises(pn.TermError, match="term: the executor was closed before it began"):
+            second.result()
+        done.set()
+        assert float(first.result().value) == 1.0
+        with pytest.raises(pn.TermError, match="term: the executor is closed"):
+            place.start(_task(wait))
+
     def test_a_forgotten_executor_is_closed(self) -> None:
         executor = pn.Executor(max_workers=1)
         probe(executor, "process")
@@ -510,3 +638,183 @@ def test_torch_memory_that_a_term_changes_is_not_the_callers(executor: pn.Execut
     for _ in range(2):
         assert float(executor.run(pn.Pipeline([pn.Term(zeroed, runs="process")]), x).total) == len(x)
     assert float(x.sum()) == len(x)
+
+
+class TestThreads:
+    def test_a_task_cancelled_before_it_begins_never_does(self) -> None:
+        done, ran = threading.Event(), []
+
+        def wait(x: Any) -> Any:
+            done.wait(20.0)
+            return x.sum()
+
+        def note(x: Any) -> Any:
+            ran.append(1)
+            return x.sum()
+
+        place = Threads(1)
+        first, second = place.start(_task(wait)), place.start(_task(note))
+        second.cancel()
+        done.set()
+        assert float(first.result().value) == 1.0
+        with pytest.raises(pn.TermError, match="term: was cancelled"):
+            second.result()
+        place.close()
+        assert not ran
+
+    def test_a_task_that_ends_as_it_is_given_up_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def slow(x: Any) -> Any:
+            time.sleep(0.1)
+            return x.sum()
+
+        place = Threads(1)
+        running = place.start(_task(slow, timeout=0.05))
+        monkeypatch.setattr(place, "leave", lambda running: False)
+        with pytest.raises(pn.TermTimeoutError, match=r"term: took 0\.1\d* s; expected at most 0\.05 s") as caught:
+            running.result()
+        assert not caught.value.abandoned
+        place.close()
+
+    def test_leaving_twice_counts_once(self) -> None:
+        done = threading.Event()
+
+        def wait(x: Any) -> Any:
+            done.wait(20.0)
+            return x.sum()
+
+        place = Threads(1)
+        running = place.start(_task(wait))
+        while running.started is None:
+            time.sleep(0.01)
+        assert place.leave(running)
+        assert place.leave(running)
+        assert place.abandoned == 1
+        done.set()
+        place.close()
+
+
+class TestLoop:
+    def test_a_term_that_hangs_before_it_gives_an_awaitable_is_abandoned(self) -> None:
+        done = threading.Event()
+
+        def wait(x: Any) -> Any:
+            done.wait(20.0)
+            return x.sum()
+
+        place = Async()
+        running = place.start(_task(wait, timeout=0.05))
+        with pytest.raises(pn.TermTimeoutError, match="it was abandoned"):
+            running.result()
+        running.cancel()
+        assert place.abandoned == 1
+        done.set()
+        place.close()
+
+    def test_cancelling_before_the_awaitable_is_there(self) -> None:
+        done = threading.Event()
+
+        def late(x: Any) -> Any:
+            done.wait(20.0)
+            return asyncio.sleep(20.0)
+
+        place = Async()
+        running = place.start(_task(late))
+        while running.thread.started is None:
+            time.sleep(0.01)
+        running.cancel()
+        done.set()
+        with pytest.raises(pn.TermError, match="term: was cancelled"):
+            running.result()
+        place.close()
+
+    def test_closing_under_a_coroutine_that_will_not_stop(self, capfd: pytest.CaptureFixture[str]) -> None:
+        ended = threading.Event()
+
+        async def stubborn(x: Any) -> Any:
+            while not ended.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.05)
+
+        place = Async()
+        running = place.start(_task(stubborn, timeout=0.1))
+        with pytest.raises(pn.TermTimeoutError):
+            running.result()
+        thread = place._thread
+        place.close()
+        thread.join(5.0)
+        ended.set()
+        import gc
+
+        gc.collect()
+        assert "destroyed" not in capfd.readouterr().err
+
+    def test_a_loop_that_is_gone_has_nothing_on_it(self) -> None:
+        place = Async()
+        loop = place.loop()
+        place.close()
+        while not loop.is_closed():
+            time.sleep(0.01)
+        assert not place.left(None, loop)
+
+    def test_a_blocked_loop_is_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from penalties.execution import asynchronous
+
+        monkeypatch.setattr(asynchronous, "_BEAT", 0.05)
+        place, done = Async(), threading.Event()
+        loop = place.loop()
+        loop.call_soon_threadsafe(done.wait, 20.0)
+        assert place.left(None, loop)
+        assert place.left(None, loop)
+        assert place.abandoned == 1
+        done.set()
+        end = time.monotonic() + 5.0
+        while place.abandoned and time.monotonic() < end:
+            time.sleep(0.01)
+        assert place.abandoned == 0
+        place.close()
+
+    def test_a_coroutine_that_is_given_up_is_closed(self) -> None:
+        closed: list[int] = []
+
+        async def forever() -> None:
+            try:
+                await asyncio.sleep(60.0)
+            finally:
+                closed.append(1)
+
+        async def main() -> None:
+            steps = _InModes(forever(), Modes()).__await__()
+            next(steps)
+            steps.close()
+
+        asyncio.run(main())
+        assert closed
+
+    def test_modes_of_coroutines_do_not_mix(self, executor: pn.Executor) -> None:
+        async def fetches(x: Any) -> Any:
+            with torch.no_grad():
+                await asyncio.sleep(0.05)
+                assert not torch.is_grad_enabled()
+            return (x**2).sum()
+
+        async def later(x: Any) -> Any:
+            await asyncio.sleep(0.01)
+            with torch.no_grad():
+                await asyncio.sleep(0.08)
+            return (x**2).sum()
+
+        async def between(x: Any) -> Any:
+            await asyncio.sleep(0.03)
+            return (x**2).sum()
+
+        for _ in range(2):
+            x = torch.tensor([1.0, 2.0], requires_grad=True)
+            executor.run(pn.Pipeline([fetches, later, between]), {"x": x}).total.backward()
+            assert x.grad.tolist() == [6.0, 12.0]
+
+
+def test_late_errors_travel() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(pn.TermTimeoutError("a", "took long", abandoned=True)))
+    assert (error.term, error.message, error.abandoned) == ("a", "took long", True)

@@ -236,3 +236,39 @@ def test_processes_say_how_they_are_started() -> None:
     assert context.get_start_method() == "forkserver"
     context.kill()
     context.stop()
+
+
+def test_closed_by_another_thread(place: Processes) -> None:
+    running = place.start(task(nap))
+    place.closed = True
+    with pytest.raises(pn.TermError, match="term: the executor was closed before it was done"):
+        running.send(with_body=True)
+    with pytest.raises(pn.TermError, match="term: the executor was closed before it was done"):
+        running._patience()
+    place.closed = False
+
+
+def test_what_a_pool_says_of_a_process_that_is_gone(place: Processes) -> None:
+    class Expired(OSError):
+        exitcode = -11
+
+    class Told:
+        def result(self, timeout: float) -> Any:
+            raise Expired
+
+    running = place.start(task(total))
+    running.result()
+    running._future = Told()
+    place.board()[running._slot] = 1.0
+    with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(killed by signal 11\)"):
+        running._died(processes._Gone())
+    running._pool = object()
+    with pytest.raises(processes._Gone):
+        running._patience()
+
+
+def test_cancelling_what_is_done(place: Processes) -> None:
+    running = place.start(task(total))
+    running._future.result(30.0)
+    running.cancel()
+    assert float(place.start(task(total)).result().value) == 2.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -176,6 +177,11 @@ class Unloadable(SlowToLoad):
 
 def _refuse() -> None:
     raise RuntimeError("not here")
+
+
+def _elsewhere(process: int) -> None:
+    if process != os.getpid():
+        raise RuntimeError("not here")
 
 
 class TestOurCluster:
@@ -461,7 +467,7 @@ class TestOurCluster:
             time.sleep(60.0)
 
         async def main() -> None:
-            terms = [pn.Term(slow, name=f"slow{i}", runs="ray", differentiable=False) for i in range(4)]
+            terms = [pn.Term(slow, name=f"slow{i}", runs="ray", idempotent=True) for i in range(4)]
             run = asyncio.ensure_future(executor.run_async(pn.Pipeline(terms), np.ones(1)))
             while len(list(tmp_path.iterdir())) < 2:
                 await asyncio.sleep(0.02)
@@ -489,10 +495,10 @@ class TestOurCluster:
             def load(self, request: Request) -> Any:
                 raise ImportError("another release")
 
+        probe(executor)
         monkeypatch.setattr(ray_module, "TermEvaluator", Odd)
         with pn.Executor(max_workers=1) as other, pytest.raises(pn.TermError, match="failed on the cluster: .*another"):
             other.run(away(squares), np.ones(1))
-        probe(executor)
 
     def test_a_cluster_that_gives_no_workers_is_told(
         self, monkeypatch: pytest.MonkeyPatch, executor: pn.Executor
@@ -501,11 +507,37 @@ class TestOurCluster:
             def __init__(self) -> None:
                 raise ImportError("No module named 'penalties'")
 
+        probe(executor)
         monkeypatch.setattr(ray_module, "TermEvaluator", Stillborn)
         message = r"^squares: no worker could be had on the cluster: .*No module named 'penalties'"
         with pn.Executor(max_workers=1) as other, pytest.raises(pn.WorkerLostError, match=message):
             other.run(away(squares), np.ones(1))
+
+    def test_a_worker_that_dies_as_it_starts_is_replaced(
+        self, monkeypatch: pytest.MonkeyPatch, executor: pn.Executor, tmp_path: Path
+    ) -> None:
+        class Unlucky(TermEvaluator):
+            def __init__(self) -> None:
+                if not (tmp_path / "started").exists():
+                    (tmp_path / "started").touch()
+                    os._exit(1)
+                super().__init__()
+
         probe(executor)
+        monkeypatch.setattr(ray_module, "TermEvaluator", Unlucky)
+        with pn.Executor(max_workers=1) as other:
+            probe(other)
+
+    def test_what_cannot_be_read_here_is_told(self, executor: pn.Executor) -> None:
+        class Local:
+            def __reduce__(self) -> Any:
+                return _elsewhere, (os.getpid(),)
+
+        def odd(x: Any) -> pn.Evaluation:
+            return pn.Evaluation(x.sum(), state=Local())
+
+        with pytest.raises(pn.TermError, match="odd: what it returned cannot be read here: RuntimeError: not here"):
+            executor.run(away(odd), np.ones(1))
 
     def test_executors_share_a_cluster_that_the_last_one_ends(self, executor: pn.Executor) -> None:
         probe(executor)
@@ -624,6 +656,25 @@ class TestWithoutACluster:
         assert asked["address"] == "10.0.0.1:6379"
         assert "num_cpus" not in asked
 
+    @pytest.mark.parametrize("said", ["OSError: no room", ""])
+    def test_a_cluster_that_does_not_start_is_told(self, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+        monkeypatch.setattr(ray_module, "_KEEPER", f"print({said!r})")
+        message = f"no worker could be had on the cluster: Ray did not start: {said or 'its process ended'}"
+        with pn.Executor() as executor, pytest.raises(pn.WorkerLostError, match=message):
+            executor.run(away(squares), np.ones(1))
+
+    def test_a_cluster_that_does_not_end_is_killed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def init(**options: Any) -> None:
+            raise ConnectionError("nobody there")
+
+        stubborn = f"import os, time; open({str(tmp_path / 'process')!r}, 'w').write(str(os.getpid()))"
+        monkeypatch.setattr(ray_module, "_KEEPER", f"{stubborn}; print('ready', flush=True); time.sleep(600)")
+        monkeypatch.setattr(ray_module, "_ENDING", 0.5)
+        monkeypatch.setattr(ray, "init", init)
+        with pn.Executor() as executor, pytest.raises(pn.WorkerLostError, match="nobody there"):
+            executor.run(away(squares), np.ones(1))
+        assert gone(int((tmp_path / "process").read_text()))
+
     def test_the_inside_of_an_actor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Here as there: what an actor does, where coverage sees it.
         monkeypatch.setattr(ray_module, "cap_threads", lambda count: None)
@@ -652,6 +703,15 @@ class TestWithoutACluster:
         reply = evaluator.load(asked._replace(key=-3, body=b"garbage"))
         assert reply is not None
         assert "could not be loaded on the cluster" in str(loads(reply.data, ()).error())
+
+    def test_the_child_of_a_fork_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ended: list[int] = []
+        data, arrays = dumps(({"x": np.ones(3)}, (), None, None))
+        asked = Request("squares", -4, function_bytes(pn.Term(squares)), data, arrays, None, {}, ("", 0))
+        monkeypatch.setattr(os, "getpid", itertools.count(1).__next__)
+        monkeypatch.setattr(os, "_exit", ended.append)
+        TermEvaluator().run(asked)
+        assert ended == [0]
 
     def test_nothing_is_printed_and_nothing_stays(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
@@ -734,15 +794,18 @@ class TestTwoNodes:
             def term(x: Any) -> Any:
                 import ray as here
 
-                (tmp_path / name).write_text(here.get_runtime_context().get_node_id())
+                node = here.get_runtime_context().get_node_id()
+                (tmp_path / f"{name}.new").write_text(f"{node} {os.getpid()}")
+                (tmp_path / f"{name}.new").rename(tmp_path / name)
                 while not go.exists():
                     time.sleep(0.05)
                 return x.sum()
 
             return pn.Term(term, name=name, runs="ray", timeout=4 * PATIENCE, idempotent=name.startswith("again"))
 
-        def begun_on(node: Any) -> list[str]:
-            return [name for name in names if (tmp_path / name).exists() and (tmp_path / name).read_text() == node]
+        def where(name: str) -> tuple[str, int]:
+            node, process = (tmp_path / name).read_text().split()
+            return node, int(process)
 
         pipeline = pn.Pipeline([slow(name) for name in names])
         with pn.Executor(max_workers=1) as executor, ThreadPoolExecutor(1) as thread:
@@ -750,21 +813,23 @@ class TestTwoNodes:
                 # Until each node has one of either kind.
                 run = thread.submit(executor.run, pipeline, np.ones(3))
                 eventually(lambda: all((tmp_path / name).exists() for name in names))
-                there = begun_on(nodes.second.node_id)
+                there = [name for name in names if where(name)[0] == nodes.second.node_id]
                 if [name[:-1] for name in there] == ["again", "once"]:
                     break
                 go.touch()
                 run.result()
                 for path in tmp_path.iterdir():
                     path.unlink()
+            lost = [where(name)[1] for name in there]
             nodes.machines.remove_node(nodes.second, allow_graceful=False)
-            # The one that may be run again has begun on the other node when there is room there.
+            eventually(lambda: all(gone(process) for process in lost))
             go.touch()
-            with pytest.raises(
-                pn.WorkerLostError, match=rf"^{there[1]}: .* was lost: .*node.*idempotent=True"
-            ) as caught:
+            message = (
+                rf"^{there[1]}: its worker \(process {lost[1]} on .*\) was lost: .*; idempotent=True lets it run again$"
+            )
+            with pytest.raises(pn.WorkerLostError, match=message) as caught:
                 run.result(4 * PATIENCE)
-            assert (tmp_path / there[0]).read_text() == nodes.first.node_id
+            assert where(there[0])[0] == nodes.first.node_id
             values = {name: term.value for name, term in caught.value.output.terms.items() if term.error is None}
             assert {name: float(value) for name, value in values.items()} == {
                 name: 3.0 for name in names if name != there[1]

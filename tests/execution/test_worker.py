@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,6 @@ from penalties.execution.blocks import LARGE, Blocks, Outlet, Views, aligned, la
 from penalties.execution.bodies import Bodies
 from penalties.execution.portable import Packed, dumps, function_bytes, loads
 from penalties.execution.worker import Failure, Reply, Request, begin, serve
-
 
 KEYS = itertools.count(1_000_000)
 
@@ -68,6 +68,7 @@ def test_evaluates_and_notes_the_time(shared: Blocks) -> None:
 
 def test_keeps_a_term_and_says_when_it_has_none(shared: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_LOADED", 1)
+    monkeypatch.setattr(worker, "_terms", OrderedDict())
     first, second = pn.Term("l1"), pn.Term("l2")
     asked = request(shared, first, {"x": np.array([2.0])})
     assert float(evaluation(serve(asked)).value) == 2.0
@@ -75,6 +76,11 @@ def test_keeps_a_term_and_says_when_it_has_none(shared: Blocks, monkeypatch: pyt
     assert float(evaluation(serve(again)).value) == 3.0
     assert float(evaluation(serve(request(shared, second, {"x": np.array([3.0])}))).value) == 9.0
     assert not serve(again).known
+
+
+def test_libraries_are_loaded_before_the_clock_starts(shared: Blocks) -> None:
+    asked = request(shared, pn.Term("l1"), {"x": np.ones(2)}, settings={"this.library.does.not.exist": 1})
+    assert "could not be loaded in a process: ModuleNotFoundError" in str(failure(serve(asked)).error())
 
 
 def test_libraries_have_the_callers_settings(shared: Blocks) -> None:

@@ -62,7 +62,7 @@ class Async:
                 self._thread.start()
             return self._loop
 
-    def left(self, waited: Future[Any], coroutine: asyncio.Task[Any] | None, loop: asyncio.AbstractEventLoop) -> bool:
+    def left(self, coroutine: asyncio.Task[Any] | None, loop: asyncio.AbstractEventLoop) -> bool:
         """After a term was cancelled: whether its coroutine runs on, because it blocks the loop or will not stop."""
         ended = threading.Event()
 
@@ -90,9 +90,8 @@ class Async:
                     # It ends as soon as it is free again.
                     loop.call_soon_threadsafe(loop.stop)
             return True
-        self._orphans = [task for task in self._orphans if not task.done()]
-        if coroutine is not None and not coroutine.done():
-            self._orphans.append(coroutine)
+        orphans = [*self._orphans, coroutine]
+        self._orphans = [task for task in orphans if task is not None and not task.done()]
         return True
 
     def close(self) -> None:
@@ -174,7 +173,7 @@ class _Running:
             self.thread.cancel()
             return False
         waited.cancel()
-        return self._on is not None and self.place.left(waited, self._coroutine, self._on)
+        return self._on is not None and self.place.left(self._coroutine, self._on)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,13 +173,13 @@ class Executor:
         except asyncio.CancelledError:
             # Nobody will ask what came of it.
             wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
-            for promise in promised.values():
-                promise.cancel()
             await loop.run_in_executor(None, run.cancel)
             raise
         finally:
             for one in keeping:
                 one.cancel()
+            for promise in promised.values():
+                promise.cancel()
 
     def close(self) -> None:
         """Stop everything that still runs, and leave nothing behind. Closing twice does nothing."""
@@ -243,11 +243,12 @@ async def _promise(awaitable: Any, promise: "Future[Any]") -> None:
     """Keep a promise with what an awaitable gives."""
     try:
         found = await awaitable
-    except BaseException as error:
-        if not promise.cancelled():
-            promise.set_exception(error)
+    except asyncio.CancelledError:
+        promise.cancel()
         raise
-    if not promise.cancelled():
+    except Exception as error:
+        promise.set_exception(error)
+    else:
         promise.set_result(found)
 
 

@@ -32,6 +32,9 @@ _LOOK: Final = 0.05
 _LOADING: Final = 300.0
 """Seconds that a worker may take to load a term: imports can be slow, and one that hangs must not hang the caller."""
 
+_BROKEN: Final = (CancelledError, BrokenProcessPool, RuntimeError)
+"""What a pool raises that no task of it survives."""
+
 _DYING: Final = 5.0
 """Seconds in which a worker that was told to stop is gone."""
 
@@ -64,21 +67,23 @@ class Processes:
 
     def schedule(self, request: Request) -> tuple[Any, Future[Reply]]:
         """The pool, and the promise of a reply."""
-        for attempt in (1, 2):
-            with self._lock:
-                if self.closed:
-                    raise RuntimeError("the executor is closed")
-                if self._pool is None:
-                    self._pool = self._new_pool()
-                pool = self._pool
-            try:
-                return pool, pool.schedule(serve, args=(request,))
-            except RuntimeError:
-                # It broke while nobody was looking: somebody killed a worker that had nothing to do.
-                self.replace(pool)
-                if attempt == 2:
-                    raise
-        raise AssertionError("two attempts")
+        pool = self._working()
+        try:
+            return pool, pool.schedule(serve, args=(request,))
+        except RuntimeError:
+            # It broke while nobody was looking: somebody killed a worker that had nothing to do.
+            self.replace(pool)
+        pool = self._working()
+        return pool, pool.schedule(serve, args=(request,))
+
+    def _working(self) -> Any:
+        """The pool; a new one where there is none."""
+        with self._lock:
+            if self.closed:
+                raise RuntimeError("closed")
+            if self._pool is None:
+                self._pool = self._new_pool()
+            return self._pool
 
     def _new_pool(self) -> Any:
         try:
@@ -246,17 +251,12 @@ class RunningProcess:
             try:
                 return self._future.result(min(patience, 1.0))
             except NotYet:
-                if self._future.done():
-                    raise
                 try:
                     patience = self._patience()
                 except _Gone as error:
                     return self._died(error)
-            except (CancelledError, BrokenProcessPool, RuntimeError) as error:
-                return self._lost("its pool of workers broke", error)
             except Exception as error:
-                code = getattr(error, "exitcode", None)
-                return self._lost(f"its process died{_by(code)}", error)
+                return self._lost(_how(error), error)
 
     def _died(self, gone: Exception) -> Reply | None:
         """What becomes of a task whose process is not there any more."""
@@ -269,7 +269,7 @@ class RunningProcess:
             died = self.place.current(self._pool)
             return self._lost("its process died (exit status 0)" if died else "its pool of workers broke", gone)
         except Exception as error:
-            return self._lost(f"its process died{_by(getattr(error, 'exitcode', None))}", error)
+            return self._lost(_how(error), error)
 
     def _patience(self) -> float:
         """Seconds that are left to it; raises where there are none."""
@@ -316,7 +316,7 @@ class RunningProcess:
             raise self._closed() from error
         if self._cancelled:
             raise TermError(self.term.name, "was cancelled") from error
-        if isinstance(error, BrokenProcessPool | RuntimeError | CancelledError):
+        if isinstance(error, _BROKEN):
             self.place.replace(self._pool)
         began = bool(self.place.board()[self._slot, 0])
         if self._retried or (began and not self.term.idempotent):
@@ -364,10 +364,12 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _by(code: int | None) -> str:
-    if code is None:
-        return ""
-    return f" (killed by signal {-code})" if code < 0 else f" (exit status {code})"
+def _how(error: BaseException) -> str:
+    """How a task was lost, by what the pool says."""
+    if isinstance(error, _BROKEN):
+        return "its pool of workers broke"
+    code: int = getattr(error, "exitcode", 0)
+    return f"its process died ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
 
 
 def _settings_of(arrays: list[Packed]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError
+from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
 from .native import cap_threads
 
 if TYPE_CHECKING:
@@ -229,9 +229,7 @@ class RunningRay:
         try:
             data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
         except Exception as error:
-            raise TermError(
-                self.name, f"its inputs cannot be sent to a cluster: {type(error).__name__}: {error}"
-            ) from error
+            raise TermError(self.name, f"its inputs cannot be sent to a cluster: {said(error)}") from error
         self._request = Request(self.name, key, None, data, arrays, None, _settings_of(arrays), ("", 0))
 
     @property
@@ -249,7 +247,7 @@ class RunningRay:
         try:
             found = loads(data, arrays)
         except Exception as error:
-            message = f"what it returned cannot be read here: {type(error).__name__}: {error}"
+            message = f"what it returned cannot be read here: {said(error)}"
             raise TermError(self.name, message) from error
         if isinstance(found, Failure):
             raise found.error()
@@ -265,16 +263,21 @@ class RunningRay:
     def fail(self, error: TermError, cause: Exception | None = None) -> None:
         """There is nothing more to wait for."""
         error.__cause__ = cause
+        self._settle(error)
+
+    def _settle(self, found: "tuple[bytes, list[Packed]] | TermError") -> None:
         with self.place.changed:
-            if not self.done:
-                self._reply.set_exception(error)
+            if self.done:
+                return
+            if isinstance(found, TermError):
+                self._reply.set_exception(found)
+            else:
+                self._reply.set_result(found)
 
     def run(self, slot: _Slot) -> None:
         """Have it evaluated by the actor of a slot, in the thread of that."""
         ray = _library()
         actor = slot.actor
-        if actor is None:
-            return
         there = began = False
         try:
             if not ray.is_initialized():
@@ -296,21 +299,15 @@ class RunningRay:
             self.fail(TermTimeoutError(self.name, f"{what}; its worker on the cluster was killed"))
         except Exception as error:
             slot.kill()
-            gone = isinstance(error, ray.exceptions.RayError | ConnectionError)
+            gone = not there or isinstance(error, ray.exceptions.RayError)
             if not gone or isinstance(error, ray.exceptions.RayTaskError):
                 # Neither a loss nor the term's doing: a cluster with another release of penalties, say.
                 self.fail(TermError(self.name, f"failed on the cluster: {_reason(error)}"), error)
             else:
                 self._lost(f"its worker ({slot.address}) was lost", error, began, count=there or not slot.used)
         else:
-            self._keep(reply)
-
-    def _keep(self, reply: "Reply") -> None:
-        # Copied: what lies in Ray's memory goes with the cluster.
-        arrays = _owned(reply.arrays)
-        with self.place.changed:
-            if not self.done:
-                self._reply.set_result((reply.data, arrays))
+            # Copied: what lies in Ray's memory goes with the cluster.
+            self._settle((reply.data, _owned(reply.arrays)))
 
     def _lost(self, how: str, error: Exception, began: bool, *, count: bool) -> None:
         """Queue it again, once and where that does no harm; else fail."""
@@ -347,7 +344,7 @@ class TermEvaluator:
             for library in request.settings:
                 importlib.import_module(library)
         except Exception as error:
-            message = f"could not be loaded on the cluster: {type(error).__name__}: {error}"
+            message = f"could not be loaded on the cluster: {said(error)}"
             failed = TermError(request.name, message)
             failed.__cause__ = error
             return Reply(dumps(Failure.of(request.name, failed))[0], ())
@@ -386,13 +383,14 @@ class _Local:
 
     def connect(self, user: Cluster, processors: int) -> bool:
         """Connect unless the caller is; gives whether the cluster is one of our own."""
+        ray = _library()
         with self._lock:
-            if not _library().is_initialized():
-                self._end()
-                self._begin(processors)
-            elif self._connected != _connection():
+            if ray.is_initialized() and self._connected != _connection():
                 return False
             self._users.add(user)
+            if not ray.is_initialized():
+                self._end()
+                self._begin(processors)
             return self._keeper is not None
 
     def _begin(self, processors: int) -> None:
@@ -410,7 +408,6 @@ class _Local:
             assert self._keeper.stdout is not None, "a pipe"
             answer = self._keeper.stdout.readline().strip()
             if answer != "ready":
-                self._end()
                 raise RuntimeError(f"Ray did not start: {answer or 'its process ended'}")
             options = {"address": "auto", "_temp_dir": folder}
         _library().init(**options, log_to_driver=False, logging_level=logging.ERROR)

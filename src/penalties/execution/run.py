@@ -38,6 +38,7 @@ class Run:
         self.executor: Executor = executor
         self.sequential: bool = executor.sequential
         self.running: dict[str, Running] = {}
+        self.cancelled = False
         self._modes: Any = None
 
     def start_early(
@@ -127,13 +128,16 @@ class Run:
         return [(one.finished(call), one.new) for one in found], self._failure(call, found)
 
     def cancel(self) -> None:
-        """Stop whatever still runs."""
+        """Stop whatever still runs, and start nothing more."""
+        self.cancelled = True
         for running in list(self.running.values()):
             running.cancel()
 
     def _start(
         self, term: Term, read: Mapping[str, Any], wrt: tuple[str, ...], step: int | None, before: Any
     ) -> Running:
+        if self.cancelled:
+            raise TermError(term.name, "was cancelled")
         if self._modes is None and place_of(term) in ("thread", "async"):
             self._modes = Modes()
         timeout = self.executor.timeout if term.timeout is None else term.timeout
@@ -287,11 +291,8 @@ def _here(term: Term) -> bool:
 
 def _root(name: str, inputs: Mapping[str, Any]) -> str:
     """The input that a path leads into."""
-    parts = name.split(".")
-    for depth in range(len(parts), 0, -1):
-        root = ".".join(parts[:depth])
-        if root in inputs:
-            return root
+    while name not in inputs and "." in name:
+        name = name.rpartition(".")[0]
     return name
 
 

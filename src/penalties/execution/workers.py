@@ -106,8 +106,7 @@ def _disown() -> None:
     children.difference_update([child for child in children if isinstance(child, WorkerProcess)])
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown)
+getattr(os, "register_at_fork", dict)(after_in_child=_disown)  # Windows, which has no forks, gets a dict of it
 
 
 def _popen_class(server: Any) -> Any:

@@ -1,0 +1,154 @@
+"""What this process holds that could stay behind: descriptors, processes, threads, blocks of shared memory."""
+
+import gc
+import multiprocessing
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from multiprocessing import shared_memory
+from pathlib import Path
+
+__all__ = ["Held", "back_to", "descendants", "held", "mark", "marked", "resident", "workers_of"]
+
+_MARK = "PENALTIES_TEST_MARK"
+_SHARED = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is held at one moment."""
+
+    descriptors: Counter[str]
+    """How many of each kind."""
+    processes: frozenset[int]
+    """Those that this process started, and theirs, orphans included; Python's tracker of resources left out."""
+    threads: Counter[str]
+    blocks: frozenset[str]
+    """Shared memory and semaphores of this process."""
+
+    def beyond(self, before: "Held") -> dict[str, object]:
+        """What there is more of than there was."""
+        more: dict[str, object] = {
+            "descriptors": dict(self.descriptors - before.descriptors)
+            if self.descriptors.total() > before.descriptors.total()
+            else {},
+            "processes": {pid: command(pid) for pid in self.processes - before.processes},
+            "threads": dict(self.threads - before.threads),
+            "blocks": sorted(self.blocks - before.blocks),
+        }
+        return {what: found for what, found in more.items() if found}
+
+
+def mark() -> str:
+    """Make what this process will hold known as its own: others run on the same machine."""
+    token = secrets.token_hex(8)
+    os.environ[_MARK] = token
+    # Names of shared memory have fourteen characters, of which these say whose they are.
+    shared_memory._SHM_NAME_PREFIX = f"/t{token[:6]}"
+    multiprocessing.current_process()._config["semprefix"] = f"/t{token[:6]}"
+    return token
+
+
+def held() -> Held:
+    """What this process holds now."""
+    return Held(
+        Counter(_descriptors()),
+        marked(os.environ[_MARK]) - {os.getpid()},
+        Counter(thread.name for thread in threading.enumerate()),
+        _blocks(os.environ[_MARK]),
+    )
+
+
+def back_to(before: Held, seconds: float = 20.0) -> dict[str, object]:
+    """Wait until no more is held than before; gives what is, if that does not come to pass."""
+    end = time.monotonic() + seconds
+    while True:
+        gc.collect()
+        more = held().beyond(before)
+        if not more or time.monotonic() > end:
+            return more
+        time.sleep(0.05)
+
+
+def marked(token: str) -> frozenset[int]:
+    """The processes that were started with this mark in their environment, without those that are dead."""
+    found: set[int] = set()
+    for entry in _processes():
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"{_MARK}={token}".encode() in environment and "resource_tracker" not in command(int(entry.name)):
+            found.add(int(entry.name))
+    return frozenset(found)
+
+
+def descendants(root: int) -> list[int]:
+    """The living processes below one, in no order."""
+    parents: dict[int, int] = {}
+    for entry in _processes():
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z":
+            parents[int(entry.name)] = int(parent)
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [pid for pid, parent in parents.items() if parent in level]
+        found += level
+    return found
+
+
+def workers_of(root: int) -> list[int]:
+    """The processes that evaluate terms: those below the server that is below this one."""
+    direct = {pid for pid in descendants(root) if _parent(pid) == root}
+    return [pid for pid in descendants(root) if pid not in direct and _parent(pid) in direct]
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has now; 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def command(pid: int) -> str:
+    """How a process was called."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:100]
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _processes() -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _descriptors() -> list[str]:
+    kinds: list[str] = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            # The one that lists them.
+            continue
+        if target != f"/proc/{os.getpid()}/fd":
+            kinds.append(target.split(":")[0])
+    return kinds
+
+
+def _blocks(token: str) -> frozenset[str]:
+    return frozenset(name for name in os.listdir(_SHARED) if f"t{token[:6]}" in name)

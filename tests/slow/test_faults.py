@@ -1,0 +1,97 @@
+"""Every total is right, every failure has a name, and every executor goes on, whatever the terms do."""
+
+import random
+
+import pytest
+
+import penalties as pn
+
+from .faults import FAULTS, HEALTHY, PLACES, Fault
+from .trials import LARGE, SMALL, Part, Trial, attempt_all, tally
+
+pytestmark = pytest.mark.slow
+
+WELL = list(HEALTHY)
+EACH, MIXED, MIXED_IN_JAX = 10, 250, 30
+"""How often a fault that costs nothing runs in each place, and how many pipelines are mixed."""
+
+
+def gradients_of(library: str) -> tuple[str, ...]:
+    return ("none", "wrt", "backward") if library == "torch" else ("none", "wrt")
+
+
+def healthy(rng: random.Random) -> Part:
+    return Part(rng.choice(WELL), rng.choice(PLACES), rng.choice(("raise", "skip")), rng.uniform(0.1, 2))
+
+
+def ways(fault: Fault, rng: random.Random, most: int) -> list[tuple[str, str, str]]:
+    """Libraries, gradients and policies to try it with: the cheaper it is, the more."""
+    every = [
+        (library, gradient, on_error)
+        for library in ("torch", "numpy")
+        if library in fault.libraries
+        for gradient in gradients_of(library)
+        for on_error in ("raise", "skip")
+    ]
+    return rng.sample(every, min(len(every), max(1, round(most / (1 + 5 * fault.costs)))))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_each_fault_in_each_place(executor: pn.Executor, place: str) -> None:
+    rng = random.Random(f"each {place}")
+    trials: list[Trial] = []
+    for fault in FAULTS:
+        if place not in fault.places or fault.alone:
+            continue
+        for library, gradient, on_error in ways(fault, rng, EACH):
+            parts = (healthy(rng), Part(fault, place, on_error, rng.uniform(0.1, 2)), healthy(rng))
+            trials.append(Trial(parts, library, gradient, rng.choice((SMALL, LARGE)), rng.getrandbits(32)))
+    rng.shuffle(trials)
+    attempt_all(executor, trials)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.alone], ids=lambda fault: fault.name)
+def test_faults_that_harm_their_place(fault: Fault) -> None:
+    rng = random.Random(fault.name)
+    for place in fault.places:
+        for library, gradient, on_error in ways(fault, rng, EACH):
+            others = [Part(rng.choice(WELL), other) for other in PLACES if other != place]
+            parts = (others[0], Part(fault, place, on_error), *others[1:])
+            with pn.Executor(max_workers=2) as executor:
+                attempt_all(executor, [Trial(parts, library, gradient, SMALL, rng.getrandbits(32))])
+
+
+def mixed(rng: random.Random, library: str, most_costs: float) -> Trial:
+    """A pipeline of terms that are well and some that are not, anywhere."""
+    able = [fault for fault in FAULTS if library in fault.libraries and not fault.alone and fault.costs <= most_costs]
+    # The dear ones now and then.
+    chances = [1 / (1 + 5 * fault.costs) for fault in able]
+    parts = [healthy(rng) for _ in range(rng.randint(1, 5))]
+    for fault in rng.choices(able, chances, k=rng.randint(1, 3)):
+        part = Part(fault, rng.choice(fault.places), rng.choice(("raise", "skip")), rng.uniform(0.1, 2))
+        parts.insert(rng.randint(0, len(parts)), part)
+    return Trial(
+        tuple(parts), library, rng.choice(gradients_of(library)), rng.choice((SMALL, LARGE)), rng.getrandbits(32)
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_mixed_pipelines(executor: pn.Executor, seed: int) -> None:
+    rng = random.Random(f"mixed {seed}")
+    attempt_all(executor, (mixed(rng, rng.choice(("torch", "torch", "numpy")), 6.0) for _ in range(MIXED // 2)))
+
+
+def test_mixed_pipelines_in_jax(executor: pn.Executor) -> None:
+    # A worker that was killed takes more than a second to load JAX again.
+    rng = random.Random("mixed in JAX")
+    attempt_all(executor, (mixed(rng, "jax", 0.3) for _ in range(MIXED_IN_JAX)))
+
+
+def test_two_thousand_evaluations(request: pytest.FixtureRequest) -> None:
+    """Of all of the above together; where some of them were left out, this says nothing."""
+    here = [item for item in request.session.items if item.path == request.path]
+    if len(here) < len(PLACES) + 2 + 2 + 1 + 1:
+        pytest.skip("only some tests were chosen")
+    print(f"{tally['evaluated']} evaluations, of which {tally['misbehaved']} misbehaved", end="")
+    assert tally["evaluated"] >= 2000
+    assert tally["misbehaved"] >= 1000
