@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 # Before any library starts its threads: terms would compete for the cores with them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -107,8 +108,10 @@ class _Bare:
 
     def __init__(self, count: int, rounds: int, times: int) -> None:
         command = [sys.executable, "-c", _BARE, str(rounds), str(times)]
+        root = Path(__file__).parents[1]
         self.processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+            subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(count)
         ]
 
     def run(self) -> None:

@@ -64,10 +64,9 @@ def hanging(place: str) -> Any:
     return {"async": hang_politely, "process": hang_long, "thread": hang}[place]
 
 
-def _task(fn: Any, timeout: float = 30.0) -> Task:
-    return Task(
-        pn.Term(fn, name="term", inputs="x", runs="thread"), {"x": np.ones(1)}, (), None, None, timeout, Modes()
-    )
+def _task(fn: Any, timeout: float = 30.0, seconds: float = 1.0) -> Task:
+    term = pn.Term(fn, name="term", inputs="x", runs="thread")
+    return Task(term, {"x": np.array([seconds])}, (), None, None, timeout, Modes())
 
 
 class TestRaise:
@@ -350,6 +349,35 @@ class TestLost:
         pipeline = pn.Pipeline([pn.Term(never, runs="process", idempotent=True)])
         with pytest.raises(pn.WorkerLostError, match="never: its process died .* twice"):
             executor.run(pipeline, {"x": np.ones(2)})
+
+    def test_the_second_attempt_sees_the_inputs_that_the_first_saw(self, executor: pn.Executor, tmp_path: Path) -> None:
+        mark = tmp_path / "ran"
+
+        def changes(x: Tensor) -> Tensor:
+            value = x.sum()
+            x.mul_(3)
+            if not mark.exists():
+                mark.touch()
+                os._exit(5)
+            return value
+
+        x = torch.ones(blocks_module.LARGE)
+        out = executor.run(pn.Pipeline([pn.Term(changes, runs="process", idempotent=True)]), x)
+        assert float(out.total) == len(x)
+
+    def test_what_a_term_forked_does_not_hold_up_closing(self) -> None:
+        def forks(x: Any) -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if os.fork() == 0:
+                    time.sleep(20.0)
+                    os._exit(0)
+            return x.sum()
+
+        with pn.Executor(max_workers=1) as executor:
+            assert float(executor.run(pn.Pipeline([pn.Term(forks, runs="process")]), {"x": np.ones(2)}).total) == 2.0
+            start = time.monotonic()
+        assert time.monotonic() - start < 10.0
 
     def test_idle_workers_that_are_killed_are_replaced(self) -> None:
         def who(x: Any) -> Any:

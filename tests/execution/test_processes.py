@@ -263,8 +263,25 @@ def test_what_a_pool_says_of_a_process_that_is_gone(place: Processes) -> None:
     with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(killed by signal 11\)"):
         running._died(processes._Gone())
     running._pool = object()
+    place.board()[running._slot] = 0.0
     with pytest.raises(processes._Gone):
         running._patience()
+
+
+def test_a_reply_on_its_way_is_waited_for(place: Processes) -> None:
+    running = place.start(task(total))
+    running.result()
+    place.board()[running._slot] = 1.0, os.getpid(), 1.0
+    assert running._patience() == processes._LOOK
+
+
+def test_a_pool_that_says_that_it_broke_is_replaced(place: Processes) -> None:
+    running = place.start(task(total, idempotent=True))
+    running.result()
+    pool = running._pool
+    assert running._lost("its pool of workers broke", processes.BrokenProcessPool()) is None
+    assert not place.current(pool)
+    assert float(running._reply().data is not None)
 
 
 def test_cancelling_what_is_done(place: Processes) -> None:
@@ -272,3 +289,27 @@ def test_cancelling_what_is_done(place: Processes) -> None:
     running._future.result(30.0)
     running.cancel()
     assert float(place.start(task(total)).result().value) == 2.0
+
+
+def test_too_little_shared_memory_is_an_error(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert float(place.start(task(total)).result().value) == 2.0
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    large = Task(task(total).term, {"x": np.ones(100_000)}, (), None, None, 30.0, None)
+    with pytest.raises(pn.TermError, match="term: there is no room for 800000 bytes of shared memory.*--shm-size"):
+        place.start(large)
+    assert len(place.blocks) == 1
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert float(place.start(large).result().value) == 100_000.0
+
+
+def test_a_term_that_hangs_in_c_is_killed_as_fast(place: Processes) -> None:
+    def hangs(x: Any) -> Any:
+        return sum(range(10**12)) + x.sum()
+
+    assert float(place.start(task(total)).result().value) == 2.0
+    running = place.start(task(hangs, timeout=0.3))
+    with pytest.raises(pn.TermTimeoutError):
+        running.result()

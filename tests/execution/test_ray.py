@@ -421,12 +421,10 @@ class TestOurCluster:
             os.kill(os.getpid(), signal.SIGKILL)
 
         pipeline = pn.Pipeline([pn.Term(lost, runs="ray"), pn.Term(squares, runs="ray")])
-        with pytest.raises(
-            pn.WorkerLostError, match=r"^lost: its worker \(process \d+ on .*\) was lost: .*died"
-        ) as caught:
+        with pytest.raises(pn.WorkerLostError, match=r"^lost: its worker \(process \d+ on .*\) was lost: ") as caught:
             executor.run(pipeline, np.array([3.0]))
         assert caught.value.message.endswith("idempotent=True lets it run again")
-        assert isinstance(caught.value.__cause__, ray.exceptions.ActorDiedError)
+        assert isinstance(caught.value.__cause__, ray.exceptions.RayActorError)
         assert float(caught.value.output.total) == 9.0
         probe(executor)
 
@@ -442,7 +440,7 @@ class TestOurCluster:
         assert (tmp_path / "runs").read_text() == "run\nrun\n"
 
     def test_an_idempotent_term_is_run_again_but_once(self, executor: pn.Executor) -> None:
-        with pytest.raises(pn.WorkerLostError, match=r"was lost twice: .*died$"):
+        with pytest.raises(pn.WorkerLostError, match=r"was lost twice: [^;]*$"):
             executor.run(away(lambda x: os._exit(3), name="lost", idempotent=True), np.ones(3))
         probe(executor)
 
@@ -668,7 +666,7 @@ class TestWithoutACluster:
             raise ConnectionError("nobody there")
 
         stubborn = f"import os, time; open({str(tmp_path / 'process')!r}, 'w').write(str(os.getpid()))"
-        monkeypatch.setattr(ray_module, "_KEEPER", f"{stubborn}; print('ready', flush=True); time.sleep(600)")
+        monkeypatch.setattr(ray_module, "_KEEPER", f"{stubborn}; print('ready nowhere', flush=True); time.sleep(600)")
         monkeypatch.setattr(ray_module, "_ENDING", 0.5)
         monkeypatch.setattr(ray, "init", init)
         with pn.Executor() as executor, pytest.raises(pn.WorkerLostError, match="nobody there"):

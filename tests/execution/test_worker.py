@@ -79,8 +79,9 @@ def test_keeps_a_term_and_says_when_it_has_none(shared: Blocks, monkeypatch: pyt
 
 
 def test_libraries_are_loaded_before_the_clock_starts(shared: Blocks) -> None:
-    asked = request(shared, pn.Term("l1"), {"x": np.ones(2)}, settings={"this.library.does.not.exist": 1})
-    assert "could not be loaded in a process: ModuleNotFoundError" in str(failure(serve(asked)).error())
+    asked = request(shared, pn.Term("l1"), {"x": np.ones(2)}, settings={"nobody_has_this": 1})
+    error = str(failure(serve(asked)).error())
+    assert "could not be loaded in a process: ModuleNotFoundError: No module named 'nobody_has_this'; what a" in error
 
 
 def test_libraries_have_the_callers_settings(shared: Blocks) -> None:
@@ -219,6 +220,8 @@ def test_begin_sets_a_process_up(monkeypatch: pytest.MonkeyPatch) -> None:
         def start(self) -> None:
             pass
 
+    handled: list[Any] = []
+    monkeypatch.setattr(worker.signal, "signal", lambda *given: handled.append(given))
     monkeypatch.setattr(worker.threading, "Thread", Thread)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     state, generator = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
@@ -234,6 +237,7 @@ def test_begin_sets_a_process_up(monkeypatch: pytest.MonkeyPatch) -> None:
         np.random.set_state(state)  # noqa: NPY002
         torch.set_rng_state(generator)
     assert started[0] == (worker._end_with_the_caller, True)
+    assert handled[0] == (worker.signal.SIGTERM, worker.signal.SIG_DFL)
 
 
 def test_a_worker_ends_with_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

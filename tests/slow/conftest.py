@@ -8,7 +8,7 @@ import penalties as pn
 
 from . import resources
 from .faults import CHATTER, released
-from .trials import probe
+from .trials import probe, tally
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,6 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(elsewhere)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(600))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much was tried."""
+    if tally:
+        evaluated, misbehaved = tally["evaluated"], tally["misbehaved"]
+        terminalreporter.write_line(f"{evaluated} terms were evaluated, of which {misbehaved} misbehaved.")
 
 
 @pytest.fixture(scope="session")

@@ -26,9 +26,9 @@ __all__ = ["CHATTER", "FAULTS", "HEALTHY", "PLACES", "Fault", "awaited", "releas
 
 PLACES = ("inline", "thread", "process", "async")
 AWAY = ("thread", "process", "async")
-HERE = ("inline", "thread", "async")
-"""Places inside the caller's process."""
 PROCESS = ("process",)
+FORKABLE = ("numpy", "torch")
+"""JAX has threads, and says itself that a fork may hang."""
 
 released = threading.Event()
 """Set by the test when it has seen enough: what hangs in a thread or on a loop goes on, and ends."""
@@ -528,13 +528,13 @@ def exhausts_memory(x: Any) -> Any:
 # Terms that do what they should not, and are well all the same.
 
 
-@fault(None, places=PROCESS, costs=0.1)
+@fault(None, places=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_returns_twice(x: Any) -> Any:
     os.fork()
     return squares(x)
 
 
-@fault(None, places=PROCESS, costs=0.1)
+@fault(None, places=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_exits(x: Any) -> Any:
     child = os.fork()
     if child == 0:
@@ -543,7 +543,7 @@ def forks_and_exits(x: Any) -> Any:
     return squares(x)
 
 
-@fault(None, places=PROCESS, costs=0.1)
+@fault(None, places=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_raises(x: Any) -> Any:
     child = os.fork()
     if child == 0:
@@ -552,7 +552,7 @@ def forks_and_raises(x: Any) -> Any:
     return squares(x)
 
 
-@fault(None, places=PROCESS, costs=0.1)
+@fault(None, places=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_leaves(x: Any) -> Any:
     child = os.fork()
     if child == 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
 
-__all__ = ["Held", "back_to", "descendants", "held", "mark", "marked", "resident", "workers_of"]
+__all__ = ["Held", "back_to", "command", "descendants", "held", "mark", "marked", "resident", "workers_of"]
 
 _MARK = "PENALTIES_TEST_MARK"
 _SHARED = Path("/dev/shm")
@@ -73,7 +73,7 @@ def back_to(before: Held, seconds: float = 20.0) -> dict[str, object]:
         time.sleep(0.05)
 
 
-def marked(token: str) -> frozenset[int]:
+def marked(token: str, *, trackers: bool = False) -> frozenset[int]:
     """The processes that were started with this mark in their environment, without those that are dead."""
     found: set[int] = set()
     for entry in _processes():
@@ -81,7 +81,9 @@ def marked(token: str) -> frozenset[int]:
             environment = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if f"{_MARK}={token}".encode() in environment and "resource_tracker" not in command(int(entry.name)):
+        if f"{_MARK}={token}".encode() not in environment:
+            continue
+        if trackers or "resource_tracker" not in command(int(entry.name)):
             found.add(int(entry.name))
     return frozenset(found)
 

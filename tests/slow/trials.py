@@ -52,7 +52,9 @@ class Trial:
         object.__setattr__(self, "names", names)
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name} ({part.place}, {part.on_error})" for name, part in zip(self.names, self.parts, strict=True))
+        said = ", ".join(
+            f"{name} ({part.place}, {part.on_error})" for name, part in zip(self.names, self.parts, strict=True)
+        )
         return f"[{said}] {self.library} {self.gradient} {self.size} seed {self.seed}"
 
     def pipeline(self) -> pn.Pipeline:
@@ -115,10 +117,11 @@ def attempt(executor: pn.Executor, trial: Trial) -> None:
 def attempt_all(executor: pn.Executor, trials: Iterable[Trial]) -> None:
     """Each of them, with a probe after it; what went wrong is said of all together."""
     wrong: list[str] = []
+    check: Any
     for trial in trials:
-        for check in (lambda: attempt(executor, trial), lambda: probe(executor, trial.seed)):
+        for check, given in ((attempt, trial), (probe, trial.seed)):
             try:
-                check()
+                check(executor, given)
             except Exception as error:
                 wrong.append(f"{trial}: {type(error).__name__}: {error}"[:1000])
     assert not wrong, "\n".join([f"{len(wrong)} went wrong:", *wrong[:20]])

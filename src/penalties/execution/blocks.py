@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -66,6 +67,11 @@ class Blocks:
             if self._closed:
                 raise RuntimeError("closed")
             block = shared_memory.SharedMemory(create=True, size=size)
+            try:
+                _fill(block)
+            except OSError:
+                _remove(block)
+                raise
             self._all[block.name] = block
             return block
 
@@ -92,6 +98,13 @@ class Blocks:
     def __len__(self) -> int:
         """How many there are."""
         return len(self._all)
+
+
+def _fill(block: shared_memory.SharedMemory) -> None:
+    """Take the memory now: where there is too little, writing to it later would kill the process."""
+    descriptor = getattr(block, "_fd", -1)
+    if descriptor >= 0 and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, block.size)
 
 
 def _remove(block: shared_memory.SharedMemory) -> None:

@@ -176,11 +176,21 @@ class RunningProcess:
         self._retried = False
         self._cancelled = False
         self._given_back = False
+        self._task = task
+        self._slot = place.take_slot(task.term.name)
+        try:
+            self._pack()
+        except BaseException:
+            self._give_back(())
+            raise
+
+    def _pack(self) -> None:
+        """The inputs as bytes, and large ones where workers see them."""
+        task, name = self._task, self.term.name
         try:
             self._data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
         except Exception as error:
-            raise TermError(task.term.name, f"its inputs cannot be sent to another process: {said(error)}") from error
-        self._slot = place.take_slot(task.term.name)
+            raise TermError(name, f"its inputs cannot be sent to another process: {said(error)}") from error
         self._settings = _settings_of(arrays)
         self._arrays: list[Packed | Lent] = list(arrays)
         self._outlet: Outlet | None = None
@@ -188,13 +198,15 @@ class RunningProcess:
         there = sum(aligned(packed.data.nbytes) for packed in arrays if packed.data.nbytes >= LARGE)
         wanted = [array.nbytes for name in task.wrt for _, array in arrays_in(task.inputs[name])]
         back = sum(aligned(nbytes) for nbytes in wanted if nbytes >= LARGE)
-        if there + back:
-            self._lay(arrays, there, back)
-
-    def _lay(self, arrays: list[Packed], there: int, back: int) -> None:
-        block = self.place.blocks.take(there + back)
-        self._blocks.append(block)
-        offset = 0
+        if not there + back:
+            return
+        if not self._blocks:
+            try:
+                self._blocks.append(self.place.blocks.take(there + back))
+            except OSError as error:
+                message = f"there is no room for {there + back} bytes of shared memory: {said(error)}"
+                raise TermError(name, f"{message}; a container takes --shm-size") from error
+        (block,), offset = self._blocks, 0
         for place, packed in enumerate(arrays):
             if packed.data.nbytes >= LARGE:
                 self._arrays[place] = lay(block, packed, offset)
@@ -324,6 +336,8 @@ class RunningProcess:
             hint = "" if self.term.idempotent else "; idempotent=True lets it run again"
             raise WorkerLostError(self.term.name, f"{how}{again}{hint}") from error
         self._retried = True
+        # Anew: the first attempt may have changed them.
+        self._pack()
         self.send(with_body=True)
 
     def _read(self, reply: Reply) -> Evaluation:

@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -396,18 +395,19 @@ class _Local:
     def _begin(self, processors: int) -> None:
         options = {"address": os.environ.get("RAY_ADDRESS")}
         if not options["address"]:
-            # Beside Ray's own, and as short: sockets are made below it, whose names have about a hundred characters.
-            folder = tempfile.mkdtemp(prefix="penalties-", dir="/tmp" if os.name == "posix" else None)
             self._keeper = subprocess.Popen(
-                [sys.executable, "-c", _KEEPER, folder, str(processors)],
+                [sys.executable, "-c", _KEEPER, str(processors)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                # Ctrl-C is for the caller, who may go on.
+                start_new_session=True,
             )
             assert self._keeper.stdout is not None, "a pipe"
             answer = self._keeper.stdout.readline().strip()
-            if answer != "ready":
+            word, _, folder = answer.partition(" ")
+            if word != "ready":
                 raise RuntimeError(f"Ray did not start: {answer or 'its process ended'}")
             options = {"address": "auto", "_temp_dir": folder}
         _library().init(**options, log_to_driver=False, logging_level=logging.ERROR)
@@ -421,7 +421,8 @@ class _Local:
         keeper, self._keeper, self._connected = self._keeper, None, None
         if keeper is not None:
             try:
-                keeper.communicate(timeout=_ENDING)
+                # In a word, too: a fork of the caller may hold the other end.
+                keeper.communicate("end\n", timeout=_ENDING)
             except subprocess.TimeoutExpired:
                 keeper.kill()
                 keeper.communicate()
@@ -438,22 +439,22 @@ class _Local:
 _local: Final = _Local()
 
 _KEEPER: Final = """
-import logging, os, pathlib, shutil, sys
-folder, processors = sys.argv[1:]
+import logging, os, pathlib, sys, tempfile
 try:
     import ray
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    began = ray.init("local", num_cpus=int(processors), _temp_dir=folder, **quiet)
-    # Where Ray looks for a cluster on this machine.
-    pathlib.Path(folder, "ray_current_cluster").write_text(began.address_info["gcs_address"])
-    print("ready", flush=True)
-    sys.stdout = open(os.devnull, "w")
-    sys.stdin.read()
-    ray.shutdown()
+    # As short as Ray's own: the names of the sockets below it have about a hundred characters.
+    above = "/tmp" if os.name == "posix" else None
+    with tempfile.TemporaryDirectory(prefix="penalties-", dir=above, ignore_cleanup_errors=True) as folder:
+        began = ray.init("local", num_cpus=int(sys.argv[1]), _temp_dir=folder, **quiet)
+        # Where Ray looks for a cluster on this machine.
+        pathlib.Path(folder, "ray_current_cluster").write_text(began.address_info["gcs_address"])
+        print("ready", folder, flush=True)
+        sys.stdout = open(os.devnull, "w")
+        sys.stdin.readline()
+        ray.shutdown()
 except Exception as error:
     print(f"{type(error).__name__}: {error}".replace(chr(10), " "))
-finally:
-    shutil.rmtree(folder, ignore_errors=True)
 """
 """A process that has a cluster for as long as its input is open, and so no longer than the caller lives.
 

@@ -81,11 +81,14 @@ class Threads:
                 break
             running.run()
             with self._lock:
+                running.finished = time.monotonic()
                 if running.left:
                     self._abandoned -= 1
                     self._threads.discard(threading.current_thread())
                     return
                 self._busy -= 1
+            # Announced last: who is told may start the next one, which then finds this thread free.
+            running.done.set()
             # Nothing of a task outlives it here.
             del running
         with self._lock:
@@ -131,7 +134,7 @@ class RunningThread:
         self.finished: float | None = None
         self.left = False
         self.cancelled = False
-        self._done = threading.Event()
+        self.done = threading.Event()
         self._evaluation: Evaluation | None = None
         self._error: BaseException | None = None
 
@@ -145,10 +148,8 @@ class RunningThread:
                 self._evaluation = self.context.run(self._evaluated, task)
             except BaseException as error:
                 self._error = error
-        self.finished = time.monotonic()
         # Inputs and graphs are not kept alive by who only waits for the result.
         self.task = None
-        self._done.set()
 
     def _evaluated(self, task: Task) -> Evaluation:
         assert task.modes is not None, "captured for threads"
@@ -160,7 +161,7 @@ class RunningThread:
     def result(self) -> Evaluation:
         """Wait until it is done or late."""
         patience = self.timeout
-        while not self._done.wait(patience):
+        while not self.done.wait(patience):
             if self.started is not None:
                 patience = self.started + self.timeout - time.monotonic()
                 if patience <= 0:
@@ -181,7 +182,7 @@ class RunningThread:
 
     def _late(self) -> None:
         if not self.place.leave(self):
-            self._done.wait()
+            self.done.wait()
             return
         raise TermTimeoutError(
             self.name,
@@ -194,7 +195,7 @@ class RunningThread:
         self.cancelled = True
         if self.started is not None:
             self.place.leave(self)
-        self._done.set()
+        self.done.set()
 
 
 def _as_term_error(name: str, error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -114,6 +115,8 @@ def begin(threads: int) -> None:
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+    # Pebble's handler is Python, which does not run while a term is in C: killing it would take three seconds more.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
 
 
@@ -135,6 +138,8 @@ def serve(request: Request) -> Reply:
                 importlib.import_module(library)
     except Exception as error:
         message = f"could not be loaded in a process: {said(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            message += "; what a script defines travels by value, and modules are imported by name: put it on the path"
         failed = TermError(request.name, message)
         failed.__cause__ = error
         return Reply(dumps(Failure.of(request.name, failed))[0], ())

@@ -96,6 +96,10 @@ class WorkerContext(context.BaseContext):
     def stop(self) -> None:
         """Stop the server, once its workers are gone."""
         if self._server is not None:
+            # Killed: asked to end, it would wait for whatever a term has forked and left.
+            pid: Any = getattr(self._server, "_forkserver_pid", None)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
             self._server._stop()
         self._locks.clear()
 

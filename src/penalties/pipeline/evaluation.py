@@ -64,6 +64,10 @@ def completed(term: Term, arguments: list[Any], keywords: dict[str, Any], result
     elif term.takes_state:
         raise TermError(term.name, f"takes state and returned {described(result)}; expected Evaluation(…, state=new)")
 
+    if gradient is not None and not is_mapping(cast("Any", gradient)):
+        raise TermError(
+            term.name, f"brought a gradient that is {described(gradient)}; expected a mapping: {{input: array}}"
+        )
     ops = owner(value)
     if ops is None or ops is not library or not ops.settled(value, like):
         value, ops = _checked(term, [*arguments, *keywords.values()], value, brought=gradient is not None)
@@ -93,7 +97,7 @@ def _checked(term: Term, arguments: Sequence[Any], value: Any, *, brought: bool)
             raise TermError(
                 term.name,
                 f"returned a plain number ({value:g}), which has no gradient; expected a scalar (0-d) array, "
-                "or set differentiable=False to count it as a constant",
+                "or Evaluation(value, gradient={input: array}), or set differentiable=False to count it as a constant",
             )
         if not found:
             constant = np.asarray(value, np.float64)
