@@ -5,9 +5,6 @@ import penalties as pn
 from .harness import Row, compare
 from .terms import agree, backward, logprobs, pipeline
 
-_LIMIT = 20.0
-"""Microseconds a call."""
-
 
 def run(scale: float) -> list[Row]:
     five = pipeline()
@@ -15,16 +12,9 @@ def run(scale: float) -> list[Row]:
     with pn.Executor() as executor:
         for case, x in (("5 terms, 10", logprobs(2, 5)), ("5 terms, 1e4", logprobs(100, 100))):
             agree(x, five.total, lambda x: executor.run(five, x).total)
-            # Without the backward pass, which is the same on both sides.
-            rows.append(
-                compare(
-                    case,
-                    lambda x=x: five(x),
-                    lambda x=x: executor.run(five, x),
-                    seconds=5.0 * scale,
-                    most_more=_LIMIT,
-                )
-            )
+            plain, ours = lambda x=x: five(x), lambda x=x: executor.run(five, x)
+            rows.append(compare(case, plain, ours, seconds=6.0 * scale, most_more=20.0))
+            # To be seen, without a limit: the same backward pass follows on both sides.
             plain, ours = backward(lambda x: five(x).total, x), backward(lambda x: executor.run(five, x).total, x)
-            rows.append(compare(f"{case}, and backward", plain, ours, seconds=5.0 * scale, most_more=_LIMIT))
+            rows.append(compare(f"{case}, and backward", plain, ours, seconds=3.0 * scale))
     return rows

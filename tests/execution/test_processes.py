@@ -8,6 +8,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import numpy as np
 import pytest
 
 import penalties as pn
+from penalties.execution import crew as crew_module
 from penalties.execution import processes, workers
 from penalties.execution.ambient import Modes
+from penalties.execution.crew import Crew
 from penalties.execution.processes import Processes
 from penalties.execution.task import Task
 from penalties.execution.workers import WorkerContext, WorkerProcess
@@ -45,6 +49,12 @@ def total(x: Any) -> Any:
     return x.sum()
 
 
+def begun(place: Processes, running: Any) -> None:
+    """Wait until a worker is at it."""
+    while not place.board()[running._slot, 0]:
+        time.sleep(0.01)
+
+
 def nap(x: Any) -> Any:
     time.sleep(30.0)
     return x.sum()
@@ -71,62 +81,62 @@ def test_what_cannot_be_read_here_is_named(place: Processes) -> None:
         place.start(task(odd)).result()
 
 
-def test_a_pool_that_broke_is_replaced(place: Processes) -> None:
+def test_a_crew_that_broke_is_replaced(place: Processes) -> None:
     assert float(place.start(task(total)).result().value) == 2.0
-    place._pool.stop()
+    place._crew.stop()
+    place._crew.stop()
     assert float(place.start(task(total)).result().value) == 2.0
 
 
-def test_a_pool_that_breaks_again_and_again_is_an_error(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("Unexpected error within the Pool")
+def test_a_crew_that_breaks_again_and_again_is_an_error(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Crew, request: Any) -> Any:
+        raise RuntimeError("it broke")
 
-        def stop(self) -> None:
-            pass
-
-        join = stop
-
-    def new_pool() -> Any:
-        pool = Broken()
-        place._contexts[id(pool)] = WorkerContext()
-        return pool
-
-    monkeypatch.setattr(place, "_new_pool", new_pool)
-    with pytest.raises(pn.WorkerLostError, match="term: no worker can be started"):
+    monkeypatch.setattr(Crew, "schedule", broken)
+    with pytest.raises(pn.WorkerLostError, match="term: no worker can be started: it broke"):
         place.start(task(total))
 
 
-def test_a_task_that_had_not_begun_runs_in_the_next_pool(place: Processes) -> None:
+def test_a_task_that_had_not_begun_runs_in_the_next_crew(place: Processes) -> None:
     first = place.start(task(nap))
-    while not place.board()[first._slot, 0]:
-        time.sleep(0.01)
+    begun(place, first)
     waiting = place.start(task(total))
-    place.replace(first._pool)
-    place.replace(first._pool)
+    place.replace(first._crew)
+    place.replace(first._crew)
     assert float(waiting.result().value) == 2.0
-    with pytest.raises(pn.WorkerLostError, match="term: its pool of workers broke; idempotent=True lets it run again"):
+    with pytest.raises(pn.WorkerLostError, match="term: its workers broke; idempotent=True lets it run again"):
         first.result()
 
 
-def test_workers_that_wait_for_a_lock_of_a_dead_one_are_replaced(
-    place: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "_LOCKED", 0.1)
-    running = place.start(task(nap))
-    while not place.board()[running._slot, 0]:
-        time.sleep(0.01)
-    context = place._contexts[id(place._pool)]
-    assert not context.stuck()
-    held = threading.Thread(target=context._locks[0].acquire)
-    held.start()
-    held.join()
-    pool = place._pool
-    os.kill(int(place.board()[running._slot, 1]), signal.SIGKILL)
-    with pytest.raises(pn.WorkerLostError, match="term: its p"):
-        running.result()
-    place.check(pool)
+def test_a_pool_that_breaks_ends_its_crew(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = place.start(task(nap, idempotent=True))
+    begun(place, running)
+    broken: Future[Any] = Future()
+    broken.set_exception(BrokenProcessPool("All workers expired"))
+    crew = place._crew
+    crew._over(broken)
+    crew._over(broken)
+    with pytest.raises(BrokenProcessPool):
+        running._promise.result(1.0)
+    with pytest.raises(RuntimeError, match="All workers expired"):
+        crew.schedule(None)
+    ended: Future[Any] = Future()
+    ended.cancel()
+    crew._over(ended)
+    running.cancel()
+
+
+def test_a_pool_that_takes_no_task_ends_its_crew(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(place.start(task(total)).result().value) == 2.0
+
+    def refuse(*args: Any) -> Any:
+        raise RuntimeError("The Pool is not active")
+
+    crew = place._crew
+    monkeypatch.setattr(crew._pool, "schedule", refuse)
+    crew._open()
+    assert float(place.start(task(total)).result().value) == 2.0
+    assert place._crew is not crew
 
 
 def test_a_term_that_does_not_load_in_time_is_late(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,25 +154,95 @@ def test_a_term_that_does_not_load_in_time_is_late(place: Processes, monkeypatch
         running.result()
 
 
-def test_a_worker_that_will_not_die_costs_its_pool(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_DYING", 0.05)
-    running = place.start(task(nap, timeout=0.2))
-    pool = running._pool
-    monkeypatch.setattr(running._future, "cancel", lambda: False)
-    with pytest.raises(pn.TermTimeoutError, match=r"took more than 0\.2 s"):
-        running.result()
-    assert not place.current(pool)
-
-
 def test_cancelling_before_and_after(place: Processes) -> None:
     done = place.start(task(total))
     done.result()
     done.cancel()
-    running, waiting = place.start(task(nap)), place.start(task(total))
+    running = place.start(task(nap))
+    begun(place, running)
+    waiting = place.start(task(total))
     waiting.cancel()
     running.cancel()
-    with pytest.raises(pn.TermError, match="term: was cancelled"):
-        running.result()
+    for one in (running, waiting):
+        with pytest.raises(pn.TermError, match="term: was cancelled"):
+            one.result()
+    assert float(place.start(task(total)).result().value) == 2.0
+
+
+def test_two_threads_wait_for_one_worker_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(x: Any) -> Any:
+        time.sleep(0.3)
+        return x.sum()
+
+    place = Processes(2)
+    found: list[float] = []
+    running = [place.start(task(slow)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda one=one: found.append(float(one.result().value))) for one in running]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    place.close()
+    assert found == [2.0] * 4
+
+
+def test_a_worker_that_dies_as_it_is_sent_something_is_replaced(place: Processes) -> None:
+    assert float(place.start(task(total)).result().value) == 2.0
+    crew = place._crew
+    (seat,) = crew._idle
+    os.kill(seat.process.pid, signal.SIGKILL)
+    seat.process.join()
+    running = place.start(task(total))
+    assert float(running.result().value) == 2.0
+    crew._lose(seat)
+    assert seat not in crew._idle
+
+
+def test_a_worker_that_dies_idle_is_replaced(place: Processes) -> None:
+    assert float(place.start(task(total)).result().value) == 2.0
+    crew = place._crew
+    (seat,) = crew._idle
+    os.kill(seat.process.pid, signal.SIGKILL)
+    seat.process.join()
+    crew._read(1.0)
+    assert seat not in crew._idle
+    assert float(place.start(task(total)).result().value) == 2.0
+
+
+def test_terms_beyond_what_a_worker_keeps_are_sent_again(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "LOADED", 1)
+    terms = [task(total), task(lambda x: 2 * x.sum())]
+    assert float(place.start(terms[0]).result().value) == 2.0
+    assert float(place.start(terms[1]).result().value) == 4.0
+    (seat,) = place._crew._idle
+    assert len(seat.terms) == 1
+
+
+def test_a_reply_that_nobody_waits_for_frees_its_worker(place: Processes) -> None:
+    running = place.start(task(total))
+    while running._promise.seat is None:
+        time.sleep(0.01)
+    seat = running._promise.seat
+    while not seat.line.poll():
+        time.sleep(0.01)
+    seat.promise = None
+    place._crew._read(1.0)
+    assert seat in place._crew._idle
+    running._promise.finish(None, RuntimeError())
+
+
+def test_news_of_a_seat_that_is_gone_are_passed_over(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert float(place.start(task(total)).result().value) == 2.0
+    crew = place._crew
+    (descriptor,) = crew._seats
+
+    class Poll:
+        def poll(self, timeout: float) -> Any:
+            return [(-1, 1), (descriptor, 1)]
+
+    monkeypatch.setattr(crew, "_poll", Poll())
+    crew._read(0.0)
+    monkeypatch.undo()
     assert float(place.start(task(total)).result().value) == 2.0
 
 
@@ -222,18 +302,10 @@ def test_children_of_others_stay_children_after_a_fork(monkeypatch: pytest.Monke
     assert children == {theirs}
 
 
-def test_where_there_is_no_server_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    context = WorkerContext()
-    assert context.get_start_method() == "spawn"
-    assert isinstance(context.Process(target=print), workers.context.SpawnProcess)
-    assert context.get_context() is context
-    context.stop()
-
-
 def test_processes_say_how_they_are_started() -> None:
-    context = WorkerContext()
+    context = WorkerContext(lambda process, line: None)
     assert context.get_start_method() == "forkserver"
+    assert context.get_context() is context
     context.kill()
     context.stop()
 
@@ -242,30 +314,10 @@ def test_closed_by_another_thread(place: Processes) -> None:
     running = place.start(task(nap))
     place.closed = True
     with pytest.raises(pn.TermError, match="term: the executor was closed before it was done"):
-        running.send(with_body=True)
+        running.send()
     with pytest.raises(pn.TermError, match="term: the executor was closed before it was done"):
         running._patience()
     place.closed = False
-
-
-def test_what_a_pool_says_of_a_process_that_is_gone(place: Processes) -> None:
-    class Expired(OSError):
-        exitcode = -11
-
-    class Told:
-        def result(self, timeout: float) -> Any:
-            raise Expired
-
-    running = place.start(task(total))
-    running.result()
-    running._future = Told()
-    place.board()[running._slot] = 1.0
-    with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(killed by signal 11\)"):
-        running._died(processes._Gone())
-    running._pool = object()
-    place.board()[running._slot] = 0.0
-    with pytest.raises(processes._Gone):
-        running._patience()
 
 
 def test_a_reply_on_its_way_is_waited_for(place: Processes) -> None:
@@ -273,22 +325,6 @@ def test_a_reply_on_its_way_is_waited_for(place: Processes) -> None:
     running.result()
     place.board()[running._slot] = 1.0, os.getpid(), 1.0
     assert running._patience() == processes._LOOK
-
-
-def test_a_pool_that_says_that_it_broke_is_replaced(place: Processes) -> None:
-    running = place.start(task(total, idempotent=True))
-    running.result()
-    pool = running._pool
-    assert running._lost("its pool of workers broke", processes.BrokenProcessPool()) is None
-    assert not place.current(pool)
-    assert float(running._reply().data is not None)
-
-
-def test_cancelling_what_is_done(place: Processes) -> None:
-    running = place.start(task(total))
-    running._future.result(30.0)
-    running.cancel()
-    assert float(place.start(task(total)).result().value) == 2.0
 
 
 def test_too_little_shared_memory_is_an_error(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The inside of a worker, run in this process."""
 
 import itertools
+import multiprocessing
 import os
 import threading
 import time
@@ -67,7 +68,7 @@ def test_evaluates_and_notes_the_time(shared: Blocks) -> None:
 
 
 def test_keeps_a_term_and_says_when_it_has_none(shared: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_LOADED", 1)
+    monkeypatch.setattr(worker, "LOADED", 1)
     monkeypatch.setattr(worker, "_terms", OrderedDict())
     first, second = pn.Term("l1"), pn.Term("l2")
     asked = request(shared, first, {"x": np.array([2.0])})
@@ -156,6 +157,19 @@ def test_a_view_too_many_closes_the_oldest(shared: Blocks, monkeypatch: pytest.M
     views.attach(second.name)
     assert list(views._open) == [second.name]
     views.forget([second.name])
+
+
+def test_answers_until_the_caller_hangs_up(shared: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    monkeypatch.setattr(worker.multiprocessing, "current_process", lambda: type("Process", (), {"line": theirs}))
+    ours.send(request(shared, pn.Term("l1"), {"x": np.ones(2)}))
+    answering = threading.Thread(target=worker.answer)
+    answering.start()
+    assert float(evaluation(ours.recv()).value) == 2.0
+    ours.close()
+    answering.join(10.0)
+    assert not answering.is_alive()
+    theirs.close()
 
 
 def test_errors_come_back_with_their_cause(shared: Blocks) -> None:

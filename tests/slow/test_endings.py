@@ -353,7 +353,7 @@ def test_a_process_that_a_term_leaves_behind_does_not_hold_up_the_end(tmp_path: 
 
 PREAMBLE = """
 import asyncio, os, sys, time
-import torch
+import numpy as np
 import penalties as pn
 
 def squares(x):
@@ -368,7 +368,7 @@ def holds_the_lock(x):
 async def waits(x):
     await asyncio.sleep(60)
 
-x = torch.ones(20_000, dtype=torch.float64)
+x = np.ones(20_000)
 executor = pn.Executor(max_workers=3)
 executor.run(pn.Pipeline([pn.Term(squares, runs="process")]), {"x": x})
 mixed = pn.Pipeline([pn.Term(hangs, name=place, runs=place) for place in ("process", "thread")] + [pn.Term(waits)])
@@ -415,13 +415,13 @@ class Program:
         if how is not None:
             assert self.process.poll() is None, self.process.communicate()[1]
             how(self.process.pid)
-        try:
-            _, said = self.process.communicate(timeout=20)
-        finally:
-            left = self._left()
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=20)
+        left = self._left()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _, said = self.process.communicate()
         assert not left, f"still run: {left}"
         still = {name for name in self.blocks if (Path("/dev/shm") / name).exists()}
         assert not still, f"still in /dev/shm: {still}"
@@ -462,10 +462,15 @@ def twice(number: int) -> Callable[[int], None]:
     return send
 
 
-@pytest.mark.parametrize("body", [RUNNING, STUBBORN, LOOPING, IDLE], ids=["running", "stubborn", "looping", "idle"])
-@pytest.mark.parametrize("send", [to_it, to_all, twice], ids=lambda send: send.__name__)
+BODIES = {"running": RUNNING, "stubborn": STUBBORN, "looping": LOOPING, "idle": IDLE}
+
+
+@pytest.mark.parametrize(
+    ("body", "send"),
+    [*((body, to_all) for body in BODIES), ("running", to_it), ("running", twice), ("stubborn", twice)],
+)
 def test_interrupt(tmp_path: Path, body: str, send: Any) -> None:
-    program = Program(tmp_path, body)
+    program = Program(tmp_path, BODIES[body])
     start = time.monotonic()
     status, said = program.end(send(signal.SIGINT))
     assert time.monotonic() - start < 12
@@ -474,10 +479,11 @@ def test_interrupt(tmp_path: Path, body: str, send: Any) -> None:
     assert "leaked" not in said
 
 
-@pytest.mark.parametrize("body", [RUNNING, STUBBORN, LOOPING, IDLE], ids=["running", "stubborn", "looping", "idle"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("body", "number"), [*((body, signal.SIGKILL) for body in BODIES), ("running", signal.SIGTERM)]
+)
 def test_the_caller_is_killed(tmp_path: Path, body: str, number: int) -> None:
-    status, _ = Program(tmp_path, body).end(to_it(number))
+    status, _ = Program(tmp_path, BODIES[body]).end(to_it(number))
     assert status == -number
 
 
@@ -545,6 +551,8 @@ def test_little_shared_memory(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(PREAMBLE)
         + """
+import torch
+
 large = torch.ones(20_000_000, dtype=torch.float64, requires_grad=True)
 for _ in range(2):
     out = executor.run(pn.Pipeline([pn.Term(squares, runs="process", on_error="skip")]), {"x": large})

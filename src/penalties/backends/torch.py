@@ -450,18 +450,28 @@ def value_and_gradients(
         value, pull_back, arrays = pulled
         gradients = pull_back(torch.full_like(value, scale))
         return value, arrays, [g.detach() if torch.compiler.is_compiling() else g for g in gradients]
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return _value_and_gradients(fn, leaves, scale)
     with torch.inference_mode(False), torch.enable_grad():
-        points = [_point(leaf) for leaf in leaves]
-        value, arrays = fn(points)
-        if not value.requires_grad:
-            return value, arrays, [None] * len(leaves)
-        upstream = None if scale == 1.0 else torch.full_like(value, scale)
-        # What the function took from elsewhere, as a parameter in its closure, needs the graph again. Without such its
-        # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of the
-        # value is the gradient that is known by then.
-        keep = _captures(value, points) or builtins.any(leaf.element_size() < 4 for leaf in leaves)
-        gradients = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
-        return value if keep else value.detach(), arrays, list(gradients)
+        return _value_and_gradients(fn, leaves, scale)
+
+
+def _value_and_gradients(
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], scale: float
+) -> tuple["Tensor", list["Tensor"], list[Any]]:
+    import torch
+
+    points = [_point(leaf) for leaf in leaves]
+    value, arrays = fn(points)
+    if not value.requires_grad:
+        return value, arrays, [None] * len(leaves)
+    upstream = None if scale == 1.0 else torch.full_like(value, scale)
+    # What the function took from elsewhere, as a parameter in its closure, needs the graph again. Without such its
+    # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of the
+    # value is the gradient that is known by then.
+    keep = _captures(value, points) or builtins.any(leaf.element_size() < 4 for leaf in leaves)
+    gradients = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
+    return value if keep else value.detach(), arrays, list(gradients)
 
 
 def _point(x: "Tensor") -> "Tensor":

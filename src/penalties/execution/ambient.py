@@ -36,6 +36,16 @@ class Modes:
             wide = jax.config.jax_enable_x64
             self._entering.append(lambda: jax.enable_x64(wide))
 
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call in these modes, in a thread of our own: the next term there sets its own."""
+        _set(self._flags)
+        if not self._entering:
+            return fn(*args)
+        with contextlib.ExitStack() as stack:
+            for enter in self._entering:
+                stack.enter_context(enter())
+            return fn(*args)
+
     @contextlib.contextmanager
     def __call__(self) -> Generator[None]:
         """In these modes, whatever ran in this thread before."""

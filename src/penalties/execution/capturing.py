@@ -20,8 +20,10 @@ def captures(name: str, what: str) -> TermError:
 
 def check_captures(task: Task, evaluation: Evaluation) -> None:
     """Refuse an evaluation whose value hangs on a tensor that is none of the inputs."""
+    if not getattr(evaluation.value, "requires_grad", False):
+        return
     ops = owner(evaluation.value)
-    if ops is not None and ops.captures(
-        evaluation.value, [array for _, array in arrays_in(list(task.inputs.values()))]
-    ):
+    assert ops is not None, "a value is an array"
+    inputs = [array for library, array in arrays_in(list(task.inputs.values())) if library is ops]
+    if ops.captures(evaluation.value, inputs):
         raise captures(task.term.name, "a tensor")

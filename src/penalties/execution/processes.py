@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotYet
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.shared_memory import SharedMemory
@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
+from ..errors import TermError, TermTimeoutError, WorkerLostError, said
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.inputs import arrays_in
 from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
 from .bodies import Bodies
+from .crew import Crew, Promise
 from .portable import Packed, dumps, loads
 from .task import Task
-from .worker import Failure, Reply, Request, begin, serve
-from .workers import WorkerContext
+from .worker import Failure, Reply, Request
 
 __all__ = ["Processes"]
 
@@ -35,12 +35,9 @@ _LOADING: Final = 300.0
 _BROKEN: Final = (CancelledError, BrokenProcessPool, RuntimeError)
 """What a pool raises that no task of it survives."""
 
-_DYING: Final = 5.0
-"""Seconds in which a worker that was told to stop is gone."""
-
 
 class Processes:
-    """A pool of workers. One that is late or crashes is replaced, and its neighbours live on."""
+    """A crew of workers. One that is late or crashes is replaced, and its neighbours live on."""
 
     def __init__(self, max_workers: int) -> None:
         """Workers start with the first term."""
@@ -49,77 +46,55 @@ class Processes:
         self.blocks = Blocks()
         self._lock = threading.Lock()
         self._bodies = Bodies()
-        self._sent: set[int] = set()
-        self._pool: Any = None
-        self._contexts: dict[int, WorkerContext] = {}
+        self._crew: Crew | None = None
         self._board: SharedMemory | None = None
         self._free = list(range(_SLOTS))
 
     def start(self, task: Task) -> "RunningProcess":
-        """Send it to the pool, which begins as soon as a worker is free."""
+        """Send it to the crew, which begins as soon as a worker is free."""
         if self.closed:
             raise TermError(task.term.name, "the executor was closed before it began")
         key, body = self._bodies.of(task.term)
         running = RunningProcess(self, task, key, body)
-        running.send(with_body=key not in self._sent)
-        self._sent.add(key)
+        running.send()
         return running
 
-    def schedule(self, request: Request) -> tuple[Any, Future[Reply]]:
-        """The pool, and the promise of a reply."""
-        pool = self._working()
+    def schedule(self, request: Request) -> tuple[Crew, Promise]:
+        """The crew, and the promise of a reply."""
+        crew = self._working()
         try:
-            return pool, pool.schedule(serve, args=(request,))
+            return crew, crew.schedule(request)
         except RuntimeError:
-            # It broke while nobody was looking: somebody killed a worker that had nothing to do.
-            self.replace(pool)
-        pool = self._working()
-        return pool, pool.schedule(serve, args=(request,))
+            # It broke while nobody was looking.
+            self.replace(crew)
+        crew = self._working()
+        return crew, crew.schedule(request)
 
-    def _working(self) -> Any:
-        """The pool; a new one where there is none."""
+    def _working(self) -> Crew:
+        """The crew; a new one where there is none."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("closed")
-            if self._pool is None:
-                self._pool = self._new_pool()
-            return self._pool
+            if self._crew is None:
+                self._crew = Crew(self.max_workers, max(1, (os.cpu_count() or 1) // self.max_workers))
+            return self._crew
 
-    def _new_pool(self) -> Any:
-        try:
-            from pebble import ProcessPool
-        except ImportError as error:
-            raise MissingLibraryError('a term with runs="process"', "pebble", extra="process") from error
-        context = WorkerContext()
-        threads = max(1, (os.cpu_count() or 1) // self.max_workers)
-        pool = ProcessPool(self.max_workers, initializer=begin, initargs=(threads,), context=context)
-        self._contexts[id(pool)] = context
-        return pool
-
-    def current(self, pool: Any) -> bool:
-        """Whether this is the pool that works."""
-        return self._pool is pool
-
-    def check(self, pool: Any) -> None:
-        """Give up on a pool whose workers wait for a lock that died with one of them."""
-        context = self._contexts.get(id(pool))
-        if context is not None and context.stuck():
-            self.replace(pool)
-
-    def replace(self, pool: Any) -> None:
-        """Give up on a pool that is broken; the next task starts another."""
+    def replace(self, crew: Crew) -> None:
+        """Give up on a crew that is broken; the next task starts another."""
         with self._lock:
-            if self._pool is not pool:
+            if self._crew is not crew:
                 return
-            self._pool = None
-        self._end(pool)
+            self._crew = None
+        crew.stop()
 
-    def _end(self, pool: Any) -> None:
-        context = self._contexts.pop(id(pool))
-        pool.stop()
-        context.kill()
-        pool.join()
-        context.stop()
+    def close(self) -> None:
+        """Kill every worker, and remove the memory shared with them."""
+        with self._lock:
+            self.closed = True
+            crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.stop()
+        self.blocks.close()
 
     def take_slot(self, term: str) -> int:
         """A place on the board where a worker says when it began, and who it is."""
@@ -148,19 +123,6 @@ class Processes:
         """The block that it lies in."""
         assert self._board is not None, "a slot was taken"
         return self._board.name
-
-    def close(self) -> None:
-        """Kill every worker, and remove the memory shared with them."""
-        with self._lock:
-            self.closed = True
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            self._end(pool)
-        self.blocks.close()
-
-
-class _Gone(Exception):
-    """The process of a task is not there any more, and the pool has not said so."""
 
 
 class RunningProcess:
@@ -214,13 +176,13 @@ class RunningProcess:
         if back:
             self._outlet = Outlet(block.name, there, back)
 
-    def send(self, *, with_body: bool) -> None:
-        """Hand it to the pool."""
+    def send(self) -> None:
+        """Hand it to the crew."""
         self.place.board()[self._slot] = 0.0
         request = Request(
             self.term.name,
             self._key,
-            self._body if with_body else None,
+            self._body,
             self._data,
             self._arrays,
             self._outlet,
@@ -228,7 +190,7 @@ class RunningProcess:
             (self.place.board_name, self._slot),
         )
         try:
-            self._pool, self._future = self.place.schedule(request)
+            self._crew, self._promise = self.place.schedule(request)
         except RuntimeError as error:
             self._give_back(())
             if self.place.closed:
@@ -242,13 +204,7 @@ class RunningProcess:
     def result(self) -> Evaluation:
         """Wait until it is done, late or lost."""
         try:
-            while True:
-                reply = self._reply()
-                if reply is None:
-                    continue
-                if reply.known:
-                    break
-                self.send(with_body=True)
+            reply = self._reply()
             evaluation = self._read(reply)
         except BaseException:
             self._give_back(())
@@ -256,71 +212,36 @@ class RunningProcess:
         self._give_back(reply.retained)
         return evaluation
 
-    def _reply(self) -> Reply | None:
-        """The reply; None where the task was sent again."""
+    def _reply(self) -> Reply:
         patience = self.timeout
         while True:
             try:
-                return self._future.result(min(patience, 1.0))
+                return self._promise.result(min(patience, 1.0))
             except NotYet:
-                try:
-                    patience = self._patience()
-                except _Gone as error:
-                    return self._died(error)
+                patience = self._patience()
             except Exception as error:
-                return self._lost(_how(error), error)
-
-    def _died(self, gone: Exception) -> Reply | None:
-        """What becomes of a task whose process is not there any more."""
-        try:
-            # The pool may know more of it, or have the reply already.
-            return self._future.result(_DYING / 10)
-        except NotYet:
-            self._future.cancel()
-            self.place.check(self._pool)
-            died = self.place.current(self._pool)
-            return self._lost("its process died (exit status 0)" if died else "its pool of workers broke", gone)
-        except Exception as error:
-            return self._lost(_how(error), error)
+                self._lost(_how(error), error)
+                patience = self.timeout
 
     def _patience(self) -> float:
         """Seconds that are left to it; raises where there are none."""
         if self.place.closed:
             raise self._closed()
-        began, pid, done = self.place.board()[self._slot].tolist()
+        began, _, done = self.place.board()[self._slot].tolist()
         now = time.monotonic()
-        if began and not _alive(int(pid)):
-            raise _Gone
-        if not self.place.current(self._pool):
-            raise _Gone
         if done:
-            # The reply is on its way, and its worker may be with the next task by now.
+            # The reply is on its way.
             return _LOOK
         if began:
             left = began + self.timeout - now
             if left <= 0:
-                self._kill()
+                self._promise.cancel()
                 raise TermTimeoutError(self.term.name, f"took more than {self.timeout:g} s; its process was killed")
             return left
-        if self._future.running() and now - self._sent > _LOADING:
-            self._kill()
+        if self._promise.running() and now - self._sent > _LOADING:
+            self._promise.cancel()
             raise TermTimeoutError(self.term.name, f"was not loaded within {_LOADING:g} s; its process was killed")
         return _LOOK
-
-    def _kill(self) -> None:
-        """Stop its worker, and wait until that is gone: it may write to memory that others will use."""
-        self._future.cancel()
-        end = time.monotonic() + _DYING
-        while self._busy():
-            if time.monotonic() > end:
-                self.place.replace(self._pool)
-                return
-            time.sleep(0.005)
-
-    def _busy(self) -> bool:
-        """Whether a process is at it."""
-        _, pid, done = self.place.board()[self._slot].tolist()
-        return bool(pid) and not done and _alive(int(pid))
 
     def _lost(self, how: str, error: BaseException) -> None:
         """Send it again, once and where that does no harm; else raise."""
@@ -329,7 +250,7 @@ class RunningProcess:
         if self._cancelled:
             raise TermError(self.term.name, "was cancelled") from error
         if isinstance(error, _BROKEN):
-            self.place.replace(self._pool)
+            self.place.replace(self._crew)
         began = bool(self.place.board()[self._slot, 0])
         if self._retried or (began and not self.term.idempotent):
             again = " twice" if self._retried and self.term.idempotent else ""
@@ -338,7 +259,7 @@ class RunningProcess:
         self._retried = True
         # Anew: the first attempt may have changed them.
         self._pack()
-        self.send(with_body=True)
+        self.send()
 
     def _read(self, reply: Reply) -> Evaluation:
         arrays: list[Packed] = []
@@ -365,23 +286,14 @@ class RunningProcess:
         """Kill its worker, or never begin."""
         self._cancelled = True
         if not self._given_back:
-            if not self._future.done() and self.place.board()[self._slot, 2] == 0.0:
-                self._kill()
+            self._promise.cancel()
             self._give_back(())
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _how(error: BaseException) -> str:
     """How a task was lost, by what the pool says."""
     if isinstance(error, _BROKEN):
-        return "its pool of workers broke"
+        return "its workers broke"
     code: int = getattr(error, "exitcode", 0)
     return f"its process died ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
 

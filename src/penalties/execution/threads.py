@@ -1,5 +1,6 @@
 """Terms in threads: for those that release the interpreter's lock and take over a millisecond."""
 
+import contextlib
 import contextvars
 import queue
 import threading
@@ -119,6 +120,24 @@ class Threads:
             thread.join(max(0.0, end - time.monotonic()))
 
 
+class _Done:
+    """An event of one lock, where `threading.Event` has three: a third of handing over between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def wait(self, timeout: float = -1) -> bool:
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        self._lock.release()
+        return True
+
+
 class RunningThread:
     """A task in a thread."""
 
@@ -134,7 +153,7 @@ class RunningThread:
         self.finished: float | None = None
         self.left = False
         self.cancelled = False
-        self.done = threading.Event()
+        self.done = _Done()
         self._evaluation: Evaluation | None = None
         self._error: BaseException | None = None
 
@@ -153,7 +172,10 @@ class RunningThread:
 
     def _evaluated(self, task: Task) -> Evaluation:
         assert task.modes is not None, "captured for threads"
-        with task.modes(), waiting(self.waiter):
+        return task.modes.run(self._in_modes, task)
+
+    def _in_modes(self, task: Task) -> Evaluation:
+        with waiting(self.waiter):
             evaluation = evaluate_away(task.term, task.inputs, task.wrt, step=task.step, state=task.state)
         check_captures(task, evaluation)
         return evaluation
@@ -166,6 +188,7 @@ class RunningThread:
                 patience = self.started + self.timeout - time.monotonic()
                 if patience <= 0:
                     self._late()
+                    patience = 0.0
             else:
                 patience = _LOOK
                 if self.place.closed:

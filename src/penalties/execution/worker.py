@@ -27,9 +27,9 @@ from .evaluating import evaluate_away
 from .native import cap_threads
 from .portable import Packed, dumps, loads
 
-__all__ = ["Failure", "Reply", "Request", "begin", "serve"]
+__all__ = ["LOADED", "Failure", "Reply", "Request", "answer", "begin", "serve"]
 
-_LOADED: Final = 256
+LOADED: Final = 256
 """Terms that a worker keeps."""
 
 
@@ -127,6 +127,14 @@ def _end_with_the_caller() -> None:
         os._exit(1)
 
 
+def answer() -> None:
+    """Serve one request after the other, until the caller hangs up."""
+    process: Any = multiprocessing.current_process()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            process.line.send(serve(process.line.recv()))
+
+
 def serve(request: Request) -> Reply:
     """Evaluate a term, and give back what it gave or why it did not."""
     process = os.getpid()
@@ -171,7 +179,7 @@ def _loaded(request: Request) -> Term | None:
         return None
     else:
         _terms[request.key] = loads(request.body, ())
-        if len(_terms) > _LOADED:
+        if len(_terms) > LOADED:
             _terms.popitem(last=False)
     return _terms[request.key]
 

@@ -7,28 +7,40 @@ import signal
 import sys
 import types
 import weakref
-from multiprocessing import process, spawn
-from typing import Any, Final
+from collections.abc import Callable
+from multiprocessing import Pipe, forkserver, popen_forkserver, process, spawn
+from typing import Any
 
 __all__ = ["WorkerContext", "WorkerProcess"]
 
-_LOCKED: Final = 1.0
-"""Seconds for which a worker that is well holds a lock at most: it reads or writes a message."""
-
 
 class WorkerProcess(process.BaseProcess):
-    """A process that a server forks."""
+    """A process that a server forks, with a line to the caller."""
 
     _start_method = "forkserver"
+    line: Any = None
+    """Its end of the line; the caller's is told to `started`."""
     popen: Any = None
-    """What starts it; not known to the process itself."""
+    """What starts it; like `started` not known to the process itself."""
+    started: Any = None
 
     def _Popen(self, process_obj: Any) -> Any:
-        return self.popen(process_obj)
+        ours, self.line = Pipe()
+        try:
+            popen = self.popen(process_obj)
+        finally:
+            self.line.close()
+            self.line = ours
+        return popen
+
+    def start(self) -> None:
+        """Start it, and tell of the line to it."""
+        super().start()
+        self.started(self, self.line)
 
     def __getstate__(self) -> dict[str, Any]:
         """What the process is told of itself."""
-        return {key: value for key, value in vars(self).items() if key != "popen"}
+        return {key: value for key, value in vars(self).items() if key not in ("popen", "started")}
 
 
 class WorkerContext(context.BaseContext):
@@ -36,31 +48,25 @@ class WorkerContext(context.BaseContext):
 
     Workers are forked from a small server that has no threads, no CUDA and no JAX; PyTorch is loaded there once where
     the caller has it, so that a worker starts in 20 ms instead of a second. The caller's script is not run again in
-    them: what they need of it travels by value. Where there is no such server (Windows), they are spawned.
+    them: what they need of it travels by value.
     """
 
-    def __init__(self) -> None:
-        """Choose what the server loads; it starts with the first worker."""
+    def __init__(self, started: Callable[[Any, Any], None]) -> None:
+        """Choose what the server loads; it starts with the first worker. `started` is told of each, and its line."""
         super().__init__()
-        self._server: Any = None
-        self._popen: Any = None
+        self._started = started
         # Kept as long as a worker may be starting, which looks for them by name.
         self._locks: list[Any] = []
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
-        if sys.platform != "win32":
-            from multiprocessing import forkserver
-
-            self._server = forkserver.ForkServer()
-            loaded = ["torch"] if "torch" in sys.modules else []
-            self._server.set_forkserver_preload(["penalties.execution.preload", *loaded, "penalties.execution.worker"])
-            self._popen = _popen_class(self._server)
+        self._server: Any = forkserver.ForkServer()
+        loaded = ["torch"] if "torch" in sys.modules else []
+        self._server.set_forkserver_preload(["penalties.execution.preload", *loaded, "penalties.execution.worker"])
+        self._popen = _popen_class(self._server)
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:
         """A process that has not started."""
-        if self._server is None:
-            return context.SpawnProcess(*args, **kwargs)
         made = WorkerProcess(*args, **kwargs)
-        made.popen = self._popen
+        made.popen, made.started = self._popen, self._started
         self._made.add(made)
         return made
 
@@ -72,35 +78,26 @@ class WorkerContext(context.BaseContext):
 
     def get_start_method(self, allow_none: bool = False) -> str:
         """How workers are started."""
-        return "spawn" if self._server is None else "forkserver"
+        return "forkserver"
 
     def get_context(self, method: str | None = None) -> Any:
         """Itself."""
         return self
 
-    def stuck(self) -> bool:
-        """Whether a worker died with a lock that the others wait for."""
-        for lock in self._locks:
-            if not lock.acquire(timeout=_LOCKED):
-                return True
-            lock.release()
-        return False
-
     def kill(self) -> None:
         """Kill every worker, whatever it is doing."""
         for worker in list(self._made):
-            with contextlib.suppress(ProcessLookupError, ValueError, AttributeError):
+            with contextlib.suppress(ProcessLookupError):
                 if worker.is_alive():
                     os.kill(worker.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """Stop the server, once its workers are gone."""
-        if self._server is not None:
-            # Killed: asked to end, it would wait for whatever a term has forked and left.
-            pid: Any = getattr(self._server, "_forkserver_pid", None)
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-            self._server._stop()
+        # Killed: asked to end, it would wait for whatever a term has forked and left.
+        pid: Any = getattr(self._server, "_forkserver_pid", None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        self._server._stop()
         self._locks.clear()
 
 
@@ -110,12 +107,10 @@ def _disown() -> None:
     children.difference_update([child for child in children if isinstance(child, WorkerProcess)])
 
 
-getattr(os, "register_at_fork", dict)(after_in_child=_disown)  # Windows, which has no forks, gets a dict of it
+os.register_at_fork(after_in_child=_disown)
 
 
 def _popen_class(server: Any) -> Any:
-    from multiprocessing import forkserver, popen_forkserver
-
     # The same code as the standard library's, with our server in place of the one that the whole process shares, and
     # without the caller's script among what a worker prepares.
     names = dict(vars(popen_forkserver))

@@ -120,6 +120,8 @@ def differentiate(
         result = compute(term, targets.replaced(inputs, places, leaves), step, state)
         value, _, metrics, new = result
         kept.append(result)
+        if new is None and not metrics:
+            return value, []
         return value, [array for _, array in arrays_in([metrics, new])]
 
     try:
