@@ -25,6 +25,7 @@ from torch import Tensor
 
 import penalties as pn
 from penalties.execution import ray as ray_module
+from penalties.execution import ray_local
 from penalties.execution.portable import dumps, function_bytes, loads
 from penalties.execution.ray import Cluster, TermEvaluator
 from penalties.execution.task import Task
@@ -656,7 +657,7 @@ class TestWithoutACluster:
 
     @pytest.mark.parametrize("said", ["OSError: no room", ""])
     def test_a_cluster_that_does_not_start_is_told(self, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-        monkeypatch.setattr(ray_module, "_KEEPER", f"print({said!r})")
+        monkeypatch.setattr(ray_local, "_KEEPER", f"print({said!r})")
         message = f"no worker could be had on the cluster: Ray did not start: {said or 'its process ended'}"
         with pn.Executor() as executor, pytest.raises(pn.WorkerLostError, match=message):
             executor.run(away(squares), np.ones(1))
@@ -666,8 +667,8 @@ class TestWithoutACluster:
             raise ConnectionError("nobody there")
 
         stubborn = f"import os, time; open({str(tmp_path / 'process')!r}, 'w').write(str(os.getpid()))"
-        monkeypatch.setattr(ray_module, "_KEEPER", f"{stubborn}; print('ready nowhere', flush=True); time.sleep(600)")
-        monkeypatch.setattr(ray_module, "_ENDING", 0.5)
+        monkeypatch.setattr(ray_local, "_KEEPER", f"{stubborn}; print('ready nowhere', flush=True); time.sleep(600)")
+        monkeypatch.setattr(ray_local, "_ENDING", 0.5)
         monkeypatch.setattr(ray, "init", init)
         with pn.Executor() as executor, pytest.raises(pn.WorkerLostError, match="nobody there"):
             executor.run(away(squares), np.ones(1))

@@ -123,8 +123,14 @@ class _Running:
         if isinstance(awaitable, Future):
             waited = cast("Future[Any]", awaitable)
         else:
-            loop = self.place.loop()
-            waited = asyncio.run_coroutine_threadsafe(self._noted(awaitable, Modes()), loop)
+            loop, noted = self.place.loop(), self._noted(awaitable, Modes())
+            try:
+                waited = asyncio.run_coroutine_threadsafe(noted, loop)
+            except RuntimeError:
+                # The executor was closed meanwhile.
+                for coroutine in (noted, awaitable):
+                    getattr(coroutine, "close", int)()
+                raise
             self._on = loop
         with self._lock:
             self._waited = waited

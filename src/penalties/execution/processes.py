@@ -19,7 +19,7 @@ from .bodies import Bodies
 from .crew import Crew, Promise
 from .portable import Packed, dumps, loads
 from .task import Task
-from .worker import Failure, Reply, Request
+from .worker import Failure, Reply, Request, settings_of
 
 __all__ = ["Processes"]
 
@@ -153,7 +153,7 @@ class RunningProcess:
             self._data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
         except Exception as error:
             raise TermError(name, f"its inputs cannot be sent to another process: {said(error)}") from error
-        self._settings = _settings_of(arrays)
+        self._settings = settings_of(arrays)
         self._arrays: list[Packed | Lent] = list(arrays)
         self._outlet: Outlet | None = None
         # Room for large inputs and, behind them, for the gradient, which has the form of those that it is taken at.
@@ -296,19 +296,3 @@ def _how(error: BaseException) -> str:
         return "its workers broke"
     code: int = getattr(error, "exitcode", 0)
     return f"its process died ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
-
-
-def _settings_of(arrays: list[Packed]) -> dict[str, Any]:
-    """Settings of the libraries of these arrays that change numbers, as they are in the caller."""
-    libraries = {packed.library for packed in arrays}
-    settings: dict[str, Any] = {}
-    if "torch" in libraries:
-        import torch
-
-        settings["torch"] = str(torch.get_default_dtype()).removeprefix("torch.")
-    if "jax" in libraries:
-        import jax
-
-        config: Any = jax.config
-        settings["jax"] = bool(config.jax_enable_x64)
-    return settings

@@ -5,18 +5,16 @@ Nothing that loads NumPy is imported here: actors load this module first, and li
 
 import contextlib
 import importlib
-import logging
 import os
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
+from ..errors import TermError, TermTimeoutError, WorkerLostError, said
 from .native import cap_threads
+from .ray_local import library, local
 
 if TYPE_CHECKING:
     from ..pipeline.evaluation import Evaluation
@@ -63,7 +61,7 @@ class Cluster:
 
     def start(self, task: "Task") -> "RunningRay":
         """Queue it; an actor begins as soon as one is free."""
-        _library()
+        library()
         key, body = self._bodies.of(task.term)
         running = RunningRay(self, task, key, body)
         with self.changed:
@@ -84,16 +82,16 @@ class Cluster:
 
     def new_actor(self) -> Any:
         """An actor that may not have started yet, on any node."""
-        ray = _library()
-        local = _local.connect(self, self.max_workers)
+        ray = library()
+        ours = local.connect(self, self.max_workers)
         processors = ray.cluster_resources().get("CPU", 0)
         with self.changed:
             # Nobody else is on a cluster of our own: there the executors, which limit themselves, need no turns.
-            self._most = self.max_workers if local else max(int(processors), self.max_workers)
+            self._most = self.max_workers if ours else max(int(processors), self.max_workers)
             self._fill()
             if self._evaluator is None:
                 self._evaluator = ray.remote(TermEvaluator)
-        return self._evaluator.options(num_cpus=0 if local else 1, scheduling_strategy="SPREAD").remote()
+        return self._evaluator.options(num_cpus=0 if ours else 1, scheduling_strategy="SPREAD").remote()
 
     def take(self, slot: "_Slot") -> "RunningRay | None":
         """The next task for a slot whose actor is alive; None at the end."""
@@ -147,7 +145,7 @@ class Cluster:
             running.fail(TermError(running.name, _CLOSED))
         for slot in slots:
             slot.thread.join(_ENDING)
-        _local.leave(self)
+        local.leave(self)
 
 
 class _Slot:
@@ -181,7 +179,7 @@ class _Slot:
 
     def _ready(self) -> bool:
         """Wait for an actor that is alive; False at the end."""
-        ray = _library()
+        ray = library()
         for last in (False, True):
             if self.actor is not None or self.place.closed:
                 break
@@ -202,7 +200,7 @@ class _Slot:
         """End the actor, whatever it does."""
         with self.place.changed:
             actor, self.actor = self.actor, None
-        ray = _library()
+        ray = library()
         if actor is not None and ray.is_initialized():
             # One of an earlier connection went with that.
             with contextlib.suppress(ray.exceptions.RayError):
@@ -215,8 +213,7 @@ class RunningRay:
     def __init__(self, place: Cluster, task: "Task", key: int, body: bytes) -> None:
         """Make it what can be sent."""
         from .portable import dumps
-        from .processes import _settings_of  # pyright: ignore[reportPrivateUsage]
-        from .worker import Request
+        from .worker import Request, settings_of
 
         self.place = place
         self.name = task.term.name
@@ -229,7 +226,7 @@ class RunningRay:
             data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
         except Exception as error:
             raise TermError(self.name, f"its inputs cannot be sent to a cluster: {said(error)}") from error
-        self._request = Request(self.name, key, None, data, arrays, None, _settings_of(arrays), ("", 0))
+        self._request = Request(self.name, key, None, data, arrays, None, settings_of(arrays), ("", 0))
 
     @property
     def done(self) -> bool:
@@ -275,7 +272,7 @@ class RunningRay:
 
     def run(self, slot: _Slot) -> None:
         """Have it evaluated by the actor of a slot, in the thread of that."""
-        ray = _library()
+        ray = library()
         actor = slot.actor
         there = began = False
         try:
@@ -331,15 +328,15 @@ class TermEvaluator:
 
     def address(self) -> str:
         """Which process this is, for who reads of its end."""
-        return f"process {os.getpid()} on {_library().util.get_node_ip_address()}"
+        return f"process {os.getpid()} on {library().util.get_node_ip_address()}"
 
     def load(self, request: "Request") -> "Reply | None":
         """Load a term and the libraries of its arrays; None where all is there, else a reply that says what is not."""
         from .portable import dumps
-        from .worker import Failure, Reply, _loaded  # pyright: ignore[reportPrivateUsage]
+        from .worker import Failure, Reply, loaded
 
         try:
-            term = _loaded(request)
+            term = loaded(request)
             for library in request.settings:
                 importlib.import_module(library)
         except Exception as error:
@@ -352,15 +349,15 @@ class TermEvaluator:
     def run(self, request: "Request") -> "Reply":
         """Evaluate a term that is loaded, and give back what it gave or why it did not."""
         from .portable import dumps
-        from .worker import Failure, Reply, _evaluated, _loaded, _settings  # pyright: ignore[reportPrivateUsage]
+        from .worker import Failure, Reply, applied, evaluated, loaded
 
         process = os.getpid()
-        term = _loaded(request)
+        term = loaded(request)
         assert term is not None, "loaded before"
         request = request._replace(arrays=_owned(request.arrays))
         try:
-            with _settings(request.settings):
-                data, arrays = _evaluated(term, request, [])
+            with applied(request.settings):
+                data, arrays = evaluated(term, request, [])
         except BaseException as error:
             # A term that calls sys.exit() does not end its actor.
             data, arrays = dumps(Failure.of(request.name, error))[0], []
@@ -369,112 +366,6 @@ class TermEvaluator:
             if os.getpid() != process:
                 os._exit(0)
         return Reply(data, arrays)
-
-
-class _Local:
-    """A connection for callers who have none: the executors of a process share it, and the last one ends it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users: set[Cluster] = set()
-        self._keeper: subprocess.Popen[str] | None = None
-        self._connected: tuple[str, str] | None = None
-
-    def connect(self, user: Cluster, processors: int) -> bool:
-        """Connect unless the caller is; gives whether the cluster is one of our own."""
-        ray = _library()
-        with self._lock:
-            if ray.is_initialized() and self._connected != _connection():
-                return False
-            self._users.add(user)
-            if not ray.is_initialized():
-                self._end()
-                self._begin(processors)
-            return self._keeper is not None
-
-    def _begin(self, processors: int) -> None:
-        options = {"address": os.environ.get("RAY_ADDRESS")}
-        if not options["address"]:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-c", _KEEPER, str(processors)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                # Ctrl-C is for the caller, who may go on.
-                start_new_session=True,
-            )
-            assert self._keeper.stdout is not None, "a pipe"
-            answer = self._keeper.stdout.readline().strip()
-            word, _, folder = answer.partition(" ")
-            if word != "ready":
-                raise RuntimeError(f"Ray did not start: {answer or 'its process ended'}")
-            options = {"address": "auto", "_temp_dir": folder}
-        _library().init(**options, log_to_driver=False, logging_level=logging.ERROR)
-        self._connected = _connection()
-
-    def _end(self) -> None:
-        ray = _library()
-        # The caller may have made a connection of their own since.
-        if self._connected is not None and ray.is_initialized() and self._connected == _connection():
-            ray.shutdown()
-        keeper, self._keeper, self._connected = self._keeper, None, None
-        if keeper is not None:
-            try:
-                # In a word, too: a fork of the caller may hold the other end.
-                keeper.communicate("end\n", timeout=_ENDING)
-            except subprocess.TimeoutExpired:
-                keeper.kill()
-                keeper.communicate()
-
-    def leave(self, user: Cluster) -> None:
-        """One who uses it no longer."""
-        with self._lock:
-            if user in self._users:
-                self._users.remove(user)
-                if not self._users:
-                    self._end()
-
-
-_local: Final = _Local()
-
-_KEEPER: Final = """
-import logging, os, pathlib, sys, tempfile
-try:
-    import ray
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-    # As short as Ray's own: the names of the sockets below it have about a hundred characters.
-    above = "/tmp" if os.name == "posix" else None
-    with tempfile.TemporaryDirectory(prefix="penalties-", dir=above, ignore_cleanup_errors=True) as folder:
-        began = ray.init("local", num_cpus=int(sys.argv[1]), _temp_dir=folder, **quiet)
-        # Where Ray looks for a cluster on this machine.
-        pathlib.Path(folder, "ray_current_cluster").write_text(began.address_info["gcs_address"])
-        print("ready", folder, flush=True)
-        sys.stdout = open(os.devnull, "w")
-        sys.stdin.readline()
-        ray.shutdown()
-except Exception as error:
-    print(f"{type(error).__name__}: {error}".replace(chr(10), " "))
-"""
-"""A process that has a cluster for as long as its input is open, and so no longer than the caller lives.
-
-Ray forks where it starts a cluster: here, and not in a process that has threads, CUDA and JAX. What it starts dies with
-the thread that started it, too, and here that is the only one.
-"""
-
-
-def _connection() -> tuple[str, str]:
-    """Which cluster this process is connected to, and as which of its jobs."""
-    context = _library().get_runtime_context()
-    return context.get_node_id(), context.get_job_id()
-
-
-def _library() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingLibraryError('a term with runs="ray"', "ray", extra="ray") from error
-    return ray
 
 
 def _owned(arrays: "Sequence[Any]") -> "list[Packed]":

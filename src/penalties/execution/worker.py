@@ -27,7 +27,19 @@ from .evaluating import evaluate_away
 from .native import cap_threads
 from .portable import Packed, dumps, loads
 
-__all__ = ["LOADED", "Failure", "Reply", "Request", "answer", "begin", "serve"]
+__all__ = [
+    "LOADED",
+    "Failure",
+    "Reply",
+    "Request",
+    "answer",
+    "applied",
+    "begin",
+    "evaluated",
+    "loaded",
+    "serve",
+    "settings_of",
+]
 
 LOADED: Final = 256
 """Terms that a worker keeps."""
@@ -139,7 +151,7 @@ def serve(request: Request) -> Reply:
     """Evaluate a term, and give back what it gave or why it did not."""
     process = os.getpid()
     try:
-        term = _loaded(request)
+        term = loaded(request)
         for library in request.settings:
             if library not in sys.modules:
                 # Before the clock starts: it takes a second.
@@ -157,8 +169,8 @@ def serve(request: Request) -> Reply:
     board[:2] = time.monotonic(), process
     seen: list[tuple[str, Callable[[], Any]]] = []
     try:
-        with _settings(request.settings):
-            data, arrays = _evaluated(term, request, seen)
+        with applied(request.settings):
+            data, arrays = evaluated(term, request, seen)
     except BaseException as error:
         # A term that calls sys.exit() ends neither its worker nor the caller.
         data, arrays = dumps(Failure.of(request.name, error))[0], []
@@ -172,7 +184,8 @@ def serve(request: Request) -> Reply:
     return Reply(data, arrays, retained)
 
 
-def _loaded(request: Request) -> Term | None:
+def loaded(request: Request) -> Term | None:
+    """The term of a request; None where it was not sent before."""
     if request.key in _terms:
         _terms.move_to_end(request.key)
     elif request.body is None:
@@ -190,9 +203,10 @@ def _board(clock: tuple[str, int]) -> Any:
     return np.ndarray((3,), np.float64, _views.attach(name).buf, 24 * slot)
 
 
-def _evaluated(
+def evaluated(
     term: Term, request: Request, seen: list[tuple[str, Callable[[], Any]]]
 ) -> tuple[bytes, list[Packed | Lent]]:
+    """An evaluation as bytes and arrays; `seen` gets each block that was read, and what says whether it still is."""
     inputs, wrt, step, state = loads(request.data, [_seen(array, seen) for array in request.arrays])
     with waiting(wait_here):
         evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
@@ -235,7 +249,7 @@ def _placed(arrays: Sequence[Packed], outlet: Outlet | None) -> list[Packed | Le
 
 
 @contextlib.contextmanager
-def _settings(settings: Mapping[str, Any]) -> Generator[None]:
+def applied(settings: Mapping[str, Any]) -> Generator[None]:
     """The caller's settings of the libraries, as far as they change numbers."""
     with contextlib.ExitStack() as stack:
         if "torch" in settings:
@@ -248,3 +262,19 @@ def _settings(settings: Mapping[str, Any]) -> Generator[None]:
             module: Any = jax
             stack.enter_context(module.enable_x64(settings["jax"]))
         yield
+
+
+def settings_of(arrays: Sequence[Packed]) -> dict[str, Any]:
+    """Settings of the libraries of these arrays that change numbers, as they are in the caller."""
+    libraries = {packed.library for packed in arrays}
+    settings: dict[str, Any] = {}
+    if "torch" in libraries:
+        import torch
+
+        settings["torch"] = str(torch.get_default_dtype()).removeprefix("torch.")
+    if "jax" in libraries:
+        import jax
+
+        config: Any = jax.config
+        settings["jax"] = bool(config.jax_enable_x64)
+    return settings
