@@ -198,6 +198,17 @@ def test_a_worker_that_dies_as_it_is_sent_something_is_replaced(place: Processes
     assert seat not in crew._idle
 
 
+def test_a_worker_that_dies_with_its_crew_is_not_replaced(place: Processes) -> None:
+    assert float(place.start(task(total)).result().value) == 2.0
+    crew = place._crew
+    (seat,) = crew._idle
+    crew._end(RuntimeError("the end"))
+    os.kill(seat.process.pid, signal.SIGKILL)
+    crew._lose(seat)
+    assert not crew._seats
+    assert float(place.start(task(total)).result().value) == 2.0
+
+
 def test_a_worker_that_dies_idle_is_replaced(place: Processes) -> None:
     assert float(place.start(task(total)).result().value) == 2.0
     crew = place._crew
@@ -207,6 +218,34 @@ def test_a_worker_that_dies_idle_is_replaced(place: Processes) -> None:
     crew._read(1.0)
     assert seat not in crew._idle
     assert float(place.start(task(total)).result().value) == 2.0
+
+
+def test_workers_that_all_died_idle_lose_no_term() -> None:
+    place = Processes(2)
+    first, second = place.start(task(total)), place.start(task(total))
+    first.result(), second.result()
+    seats = list(place._crew._idle)
+    for seat in seats:
+        os.kill(seat.process.pid, signal.SIGKILL)
+    for seat in seats:
+        seat.process.join()
+    assert float(place.start(task(total)).result().value) == 2.0
+    place.close()
+
+
+def test_what_a_term_forked_does_not_hide_the_end_of_its_worker(place: Processes) -> None:
+    def forks(x: Any) -> Any:
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if os.fork() == 0:
+                time.sleep(60.0)
+                os._exit(0)
+        os._exit(3)
+
+    with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(exit status 3\)"):
+        place.start(task(forks, timeout=20.0)).result()
 
 
 def test_terms_beyond_what_a_worker_keeps_are_sent_again(place: Processes, monkeypatch: pytest.MonkeyPatch) -> None:

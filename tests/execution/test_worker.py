@@ -162,6 +162,8 @@ def test_a_view_too_many_closes_the_oldest(shared: Blocks, monkeypatch: pytest.M
 def test_answers_until_the_caller_hangs_up(shared: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = multiprocessing.Pipe()
     monkeypatch.setattr(worker.multiprocessing, "current_process", lambda: type("Process", (), {"line": theirs}))
+    at_fork: list[Any] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: at_fork.append(after_in_child))
     ours.send(request(shared, pn.Term("l1"), {"x": np.ones(2)}))
     answering = threading.Thread(target=worker.answer)
     answering.start()
@@ -169,7 +171,8 @@ def test_answers_until_the_caller_hangs_up(shared: Blocks, monkeypatch: pytest.M
     ours.close()
     answering.join(10.0)
     assert not answering.is_alive()
-    theirs.close()
+    at_fork[0]()
+    assert theirs.closed
 
 
 def test_errors_come_back_with_their_cause(shared: Blocks) -> None:
@@ -235,6 +238,7 @@ def test_begin_sets_a_process_up(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     handled: list[Any] = []
+    monkeypatch.setattr(worker, "_keep_memory", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *given: handled.append(given))
     monkeypatch.setattr(worker.threading, "Thread", Thread)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
@@ -252,6 +256,17 @@ def test_begin_sets_a_process_up(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_rng_state(generator)
     assert started[0] == (worker._end_with_the_caller, True)
     assert handled[0] == (worker.signal.SIGTERM, worker.signal.SIG_DFL)
+
+
+def test_a_worker_keeps_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    library = type("Library", (), {"mallopt": staticmethod(lambda *given: asked.append(given))})
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: library)
+    worker._keep_memory()
+    assert [parameter for parameter, _ in asked] == [-1, -3]
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: object())
+    worker._keep_memory()
+    assert len(asked) == 2
 
 
 def test_a_worker_ends_with_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from multiprocessing import shared_memory
 from pathlib import Path
 
-__all__ = ["Held", "back_to", "command", "descendants", "held", "mark", "marked", "resident", "workers_of"]
+__all__ = ["MARK", "Held", "back_to", "command", "held", "mark", "marked", "parent", "resident"]
 
-_MARK = "PENALTIES_TEST_MARK"
+MARK = "PENALTIES_TEST_MARK"
 _SHARED = Path("/dev/shm")
 
 
@@ -45,7 +45,7 @@ class Held:
 def mark() -> str:
     """Make what this process will hold known as its own: others run on the same machine."""
     token = secrets.token_hex(8)
-    os.environ[_MARK] = token
+    os.environ[MARK] = token
     # Names of shared memory have fourteen characters, of which these say whose they are.
     shared_memory._SHM_NAME_PREFIX = f"/t{token[:6]}"
     multiprocessing.current_process()._config["semprefix"] = f"/t{token[:6]}"
@@ -56,9 +56,9 @@ def held() -> Held:
     """What this process holds now."""
     return Held(
         Counter(_descriptors()),
-        marked(os.environ[_MARK]) - {os.getpid()},
+        marked(os.environ[MARK]) - {os.getpid()},
         Counter(thread.name for thread in threading.enumerate()),
-        _blocks(os.environ[_MARK]),
+        _blocks(os.environ[MARK]),
     )
 
 
@@ -81,35 +81,11 @@ def marked(token: str, *, trackers: bool = False) -> frozenset[int]:
             environment = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if f"{_MARK}={token}".encode() not in environment:
+        if f"{MARK}={token}".encode() not in environment:
             continue
         if trackers or "resource_tracker" not in command(int(entry.name)):
             found.add(int(entry.name))
     return frozenset(found)
-
-
-def descendants(root: int) -> list[int]:
-    """The living processes below one, in no order."""
-    parents: dict[int, int] = {}
-    for entry in _processes():
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(entry.name)] = int(parent)
-    found: list[int] = []
-    level = [root]
-    while level:
-        level = [pid for pid, parent in parents.items() if parent in level]
-        found += level
-    return found
-
-
-def workers_of(root: int) -> list[int]:
-    """The processes that evaluate terms: those below the server that is below this one."""
-    direct = {pid for pid in descendants(root) if _parent(pid) == root}
-    return [pid for pid in descendants(root) if pid not in direct and _parent(pid) in direct]
 
 
 def resident(pid: int) -> int:
@@ -128,7 +104,8 @@ def command(pid: int) -> str:
         return ""
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """Who started a process, or has adopted it since."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
     except OSError:

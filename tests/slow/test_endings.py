@@ -237,15 +237,21 @@ def test_a_worker_that_dies_while_it_answers(executor: pn.Executor) -> None:
 
 def test_workers_that_are_killed_while_they_rest(executor: pn.Executor) -> None:
     for whom in ("workers", "server", "all"):
-        probe(executor)
-        below = resources.descendants(os.getpid())
-        workers = resources.workers_of(os.getpid())
-        servers = [pid for pid in below if pid not in workers and "forkserver" in resources.command(pid)]
-        for pid in {"workers": workers, "server": servers, "all": workers + servers}[whom]:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(random.Random(whom).uniform(0.0, 0.3))
-        probe(executor)
-        probe(executor)
+        for delay in (0.0, 0.1):
+            probe(executor)
+            workers, server = _workers()
+            for pid in {"workers": workers, "server": server, "all": workers + server}[whom]:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(delay)
+            probe(executor)
+            probe(executor)
+
+
+def _workers() -> tuple[list[int], list[int]]:
+    """The processes that evaluate terms, and the server that they come from."""
+    every = resources.marked(os.environ[resources.MARK]) - {os.getpid()}
+    server = [pid for pid in every if resources.parent(pid) == os.getpid()]
+    return [pid for pid in every if pid not in server], server
 
 
 # What a term sees of the others and of itself.
@@ -331,22 +337,36 @@ def _jax_full(shape: tuple[int, ...], value: float) -> Any:
     return jnp.full(shape, value)
 
 
-def test_a_process_that_a_term_leaves_behind_does_not_hold_up_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["end", "idle", "busy"])
+def test_a_process_that_a_term_leaves_behind_holds_nothing_up(tmp_path: Path, then: str) -> None:
+    """It has copies of all descriptors of the worker, and so no end of a pipe is seen."""
+    child = tmp_path / "child"
+
     def leaves_a_child(x: Any) -> Any:
         if os.fork() == 0:
-            (tmp_path / "child").write_text(str(os.getpid()))
+            child.write_text(str(os.getpid()))
             time.sleep(60)
             os._exit(0)
+        if then == "busy":
+            os._exit(7)
         return squares(x)
 
     executor = pn.Executor(max_workers=1)
-    executor.run(pn.Pipeline([pn.Term(leaves_a_child, runs="process")]), {"x": X})
     start = time.monotonic()
+    out = executor.run(pn.Pipeline([pn.Term(leaves_a_child, runs="process", on_error="skip")]), {"x": X})
+    assert (type(out["leaves_a_child"].error) is pn.WorkerLostError) == (then == "busy"), out["leaves_a_child"].error
+    if then == "idle":
+        orphan = int(child.read_text())
+        workers, _ = _workers()
+        for pid in set(workers) - {orphan}:
+            os.kill(pid, signal.SIGKILL)
+    if then != "end":
+        executor.run(pn.Pipeline([pn.Term(squares, runs="process")]), {"x": X})
     executor.close()
-    closing = time.monotonic() - start
+    taken = time.monotonic() - start
     with contextlib.suppress(ProcessLookupError):
-        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
-    assert closing < 15
+        os.kill(int(child.read_text()), signal.SIGKILL)
+    assert taken < 20
 
 
 # Programs that end in the middle, each in a process of its own.
@@ -398,7 +418,7 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PENALTIES_TEST_MARK": self.token, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, resources.MARK: self.token, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n", self.process.communicate()[1]

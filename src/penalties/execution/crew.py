@@ -37,6 +37,9 @@ class _Seat:
         self.line = line
         self.descriptor: int = line.fileno()
         self.promise: Promise | None = None
+        self.ready: Any = select.poll()
+        """Whether there is anything to read; the line's own way takes ten times as long."""
+        self.ready.register(self.descriptor, select.POLLIN)
         self.terms: OrderedDict[int, None] = OrderedDict()
 
 
@@ -265,7 +268,7 @@ class Crew:
             seat = self._seats.get(descriptor)
             try:
                 # Asked again: a worker that was lost meanwhile may have left its number to another.
-                if seat is None or not seat.line.poll():
+                if seat is None or not seat.ready.poll(0):
                     continue
                 reply = seat.line.recv()
             except (EOFError, OSError):

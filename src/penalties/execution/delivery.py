@@ -59,7 +59,9 @@ def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> l
         nest = inputs[name]
         for (library, leaf), part in zip(arrays_in(nest), paired(nest, gradient), strict=True):
             if part is not None and library is ops:
-                pairs.append((leaf, ops.stop_gradient(ops.as_array(part, leaf))))
+                if owner(part) is not ops or ops.device(part) != ops.device(leaf) or part.dtype != leaf.dtype:
+                    part = ops.as_array(part, leaf)
+                pairs.append((leaf, ops.stop_gradient(part)))
     return pairs
 
 
@@ -84,7 +86,8 @@ def _home(value: Any, inputs: Mapping[str, Any]) -> Any:
     """The value beside the inputs, where it was computed on another device."""
     ops = owner(value)
     assert ops is not None, "a value is an array"
-    for library, array in arrays_in(list(inputs.values())):
-        if library is ops:
-            return value if ops.device(value) == ops.device(array) else ops.as_array(value, array)
+    for nest in inputs.values():
+        for library, array in arrays_in(nest):
+            if library is ops:
+                return value if ops.device(value) == ops.device(array) else ops.as_array(value, array)
     return value

@@ -25,6 +25,21 @@ class Packed(NamedTuple):
     requires_grad: bool
     data: np.ndarray[Any, Any]
 
+    def __reduce__(self) -> Any:
+        """Pickle the numbers as bytes: NumPy's own way takes five times as long for a few of them."""
+        library, dtype, requires_grad, data = self
+        return _received, (library, dtype, requires_grad, bytearray(data.tobytes()), data.dtype.str, data.shape)
+
+
+def _received(
+    library: str, dtype: str, requires_grad: bool, data: bytearray, kind: str, shape: tuple[int, ...]
+) -> Packed:
+    return Packed(library, dtype, requires_grad, np.frombuffer(data, kind).reshape(shape))
+
+
+_ATOMS: Final = frozenset((str, int, float, bool, type(None), dict, list, tuple))
+"""What is no array, and most of what is asked about."""
+
 
 class CapturedError(Exception):
     """A tensor that requires a gradient, inside a function that is to run where no gradient can reach it."""
@@ -93,7 +108,7 @@ class _Plain(pickle.Pickler):
         self.place_of = place_of
 
     def persistent_id(self, obj: Any) -> int | None:
-        return self.place_of(obj)
+        return None if type(obj) in _ATOMS else self.place_of(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         raise _NotPlain

@@ -136,6 +136,7 @@ class RunningProcess:
         self._key, self._body = key, body
         self._blocks: list[SharedMemory] = []
         self._retried = False
+        self._sendings = 0
         self._cancelled = False
         self._given_back = False
         self._task = task
@@ -252,11 +253,13 @@ class RunningProcess:
         if isinstance(error, _BROKEN):
             self.place.replace(self._crew)
         began = bool(self.place.board()[self._slot, 0])
-        if self._retried or (began and not self.term.idempotent):
+        # One that has not begun may go to every worker in turn: all may have died while they had nothing to do.
+        self._sendings += 1
+        if self._sendings > self.place.max_workers + 1 or (began and (self._retried or not self.term.idempotent)):
             again = " twice" if self._retried and self.term.idempotent else ""
             hint = "" if self.term.idempotent else "; idempotent=True lets it run again"
             raise WorkerLostError(self.term.name, f"{how}{again}{hint}") from error
-        self._retried = True
+        self._retried = self._retried or began
         # Anew: the first attempt may have changed them.
         self._pack()
         self.send()

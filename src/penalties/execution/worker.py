@@ -1,6 +1,7 @@
 """The inside of a worker process: loads terms once, evaluates them, and writes gradients where the caller looks."""
 
 import contextlib
+import ctypes
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -120,6 +121,7 @@ _terms: Final[OrderedDict[int, Term]] = OrderedDict()
 def begin(threads: int) -> None:
     """Set the process up, once."""
     cap_threads(threads)
+    _keep_memory()
     # Arrays come through the memory of the host; a worker that asked for the accelerator would take it from the caller.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Forked from one server, they would all draw the same.
@@ -132,6 +134,14 @@ def begin(threads: int) -> None:
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
 
 
+def _keep_memory() -> None:
+    """Keep freed memory up to a quarter of a gigabyte: fetching megabytes again costs more than most terms."""
+    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the most that it can be
+
+
 def _end_with_the_caller() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -142,6 +152,8 @@ def _end_with_the_caller() -> None:
 def answer() -> None:
     """Serve one request after the other, until the caller hangs up."""
     process: Any = multiprocessing.current_process()
+    # Held open by what a term forks, the line would not tell of the end of this process.
+    os.register_at_fork(after_in_child=process.line.close)
     with contextlib.suppress(EOFError, OSError):
         while True:
             process.line.send(serve(process.line.recv()))

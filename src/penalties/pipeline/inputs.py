@@ -61,9 +61,11 @@ def reads(name: str, root: str) -> bool:
 def arrays_in(nest: Any) -> Iterator[tuple[Backend, Any]]:
     """The arrays in a nest with their backends; what is no array is passed over."""
     ops = owner(nest)
-    if ops is not None:
-        yield ops, nest
-    elif is_mapping(nest) or (hasattr(nest, "keys") and hasattr(nest, "__getitem__")):
+    return _inside(nest) if ops is None else iter(((ops, nest),))
+
+
+def _inside(nest: Any) -> Iterator[tuple[Backend, Any]]:
+    if is_mapping(nest) or (hasattr(nest, "keys") and hasattr(nest, "__getitem__")):
         # By what a mapping does: torch.nn.ParameterDict is none by its class.
         for key in nest:
             yield from arrays_in(nest[key])
