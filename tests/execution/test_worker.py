@@ -239,6 +239,7 @@ def test_begin_sets_a_process_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     handled: list[Any] = []
     monkeypatch.setattr(worker, "_keep_memory", lambda: None)
+    monkeypatch.setattr(worker, "_die_with_the_server", lambda: None)
     monkeypatch.setattr(worker.signal, "signal", lambda *given: handled.append(given))
     monkeypatch.setattr(worker.threading, "Thread", Thread)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
@@ -267,6 +268,21 @@ def test_a_worker_keeps_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: object())
     worker._keep_memory()
     assert len(asked) == 2
+
+
+def test_a_worker_dies_with_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    library = type("Library", (), {"prctl": staticmethod(lambda *given: asked.append(given))})
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: library)
+    reader, writer = os.pipe()
+    server = type("Server", (), {"_forkserver_alive_fd": writer})
+    monkeypatch.setattr(worker.forkserver, "_forkserver", server)
+    worker._die_with_the_server()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda name: object())
+    worker._die_with_the_server()
+    assert asked == [(1, worker.signal.SIGKILL)]
 
 
 def test_a_worker_ends_with_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,7 +296,5 @@ def test_a_gradient_without_the_name_of_its_input_is_refused() -> None:
     def alone(x: Any) -> pn.Evaluation:
         return pn.Evaluation(1.0, gradient=x)
 
-    with pytest.raises(
-        pn.TermError, match=r"alone: brought a gradient that is .*; expected a mapping"
-    ):
+    with pytest.raises(pn.TermError, match=r"alone: brought a gradient that is .*; expected a mapping"):
         pn.Pipeline([alone])(np.ones(2))

@@ -83,8 +83,9 @@ class Promise:
         return self.reply
 
     def finish(self, reply: Reply | None, error: BaseException | None = None) -> None:
-        """Keep it or break it, and tell who waits."""
-        self.reply, self.error = reply, error
+        """Keep it or break it, whichever comes first, and tell who waits."""
+        if not self.done():
+            self.reply, self.error = reply, error
         self.wake()
 
     def wake(self) -> None:

@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver as forkserver
 import os
 import pickle
 import signal
@@ -122,6 +123,7 @@ def begin(threads: int) -> None:
     """Set the process up, once."""
     cap_threads(threads)
     _keep_memory()
+    _die_with_the_server()
     # Arrays come through the memory of the host; a worker that asked for the accelerator would take it from the caller.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Forked from one server, they would all draw the same.
@@ -140,6 +142,18 @@ def _keep_memory() -> None:
     if mallopt is not None:
         mallopt(-1, 256 << 20)  # M_TRIM_THRESHOLD
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the most that it can be
+
+
+def _die_with_the_server() -> None:
+    """Be killed when the server ends, which it does with the caller: a thread cannot look while a term is in C."""
+    server: Any = vars(forkserver)["_forkserver"]
+    held, server._forkserver_alive_fd = server._forkserver_alive_fd, None
+    if held is not None:
+        # Held here, it would keep the server alive.
+        os.close(held)
+    prctl: Any = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _end_with_the_caller() -> None:
