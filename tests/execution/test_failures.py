@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -524,6 +525,11 @@ class TestOptions:
     def test_wrong_ones_are_refused(self, options: Any) -> None:
         with pytest.raises(pn.OptionError, match=f"Executor: {next(iter(options))}="):
             pn.Executor(**options)
+
+    def test_processes_need_a_system_that_forks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "platform", "win32")
+        with pn.Executor() as executor, pytest.raises(pn.OptionError, match='runs="process"; expected another place'):
+            executor.run(pn.Pipeline([pn.Term("l1", runs="process")]), np.ones(1))
 
     def test_a_pipeline_is_needed(self, executor: pn.Executor) -> None:
         with pytest.raises(pn.OptionError, match="expected a Pipeline"):

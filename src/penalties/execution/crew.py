@@ -54,7 +54,7 @@ class Promise:
         self.reply: Reply | None = None
         self.error: BaseException | None = None
         # Released when it is kept, or when who waits for it is to read for all.
-        self.turn = threading.Lock()
+        self.turn: Any = threading.Lock()
         self.turn.acquire()
 
     def done(self) -> bool:

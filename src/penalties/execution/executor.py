@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from ..pipeline.pipeline import check_wrt
 from ..pipeline.term import Term, Weight
 from .ambient import Modes
 from .asynchronous import Async
-from .processes import Processes
 from .run import Run
 from .task import Place, place_of
 from .threads import Threads
@@ -263,6 +263,14 @@ def _close_all(places: dict[str, Place], process: int) -> None:
         places.clear()
 
 
+def _processes(max_workers: int) -> Place:
+    if sys.platform == "win32":
+        raise OptionError("Executor", "runs", "process", 'another place: Windows cannot fork; "thread" can run there')
+    from .processes import Processes
+
+    return Processes(max_workers)
+
+
 def _ray(max_workers: int) -> Place:
     from .ray import Cluster
 
@@ -271,7 +279,7 @@ def _ray(max_workers: int) -> Place:
 
 _PLACES: Final[dict[str, Callable[[int], Place]]] = {
     "thread": Threads,
-    "process": Processes,
+    "process": _processes,
     "async": lambda max_workers: Async(),
     "ray": _ray,
 }

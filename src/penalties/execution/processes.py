@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import TermError, TermTimeoutError, WorkerLostError, said
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.inputs import arrays_in
+from ..pipeline.term import Term
 from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
 from .bodies import Bodies
 from .crew import Crew, Promise
@@ -42,8 +43,8 @@ class Processes:
     def __init__(self, max_workers: int) -> None:
         """Workers start with the first term."""
         self.max_workers = max_workers
-        self.closed = False
-        self.blocks = Blocks()
+        self.closed: bool = False
+        self.blocks: Blocks = Blocks()
         self._lock = threading.Lock()
         self._bodies = Bodies()
         self._crew: Crew | None = None
@@ -131,8 +132,8 @@ class RunningProcess:
     def __init__(self, place: Processes, task: Task, key: int, body: bytes) -> None:
         """Lay its inputs out where workers see them."""
         self.place = place
-        self.term = task.term
-        self.timeout = task.timeout
+        self.term: Term = task.term
+        self.timeout: float = task.timeout
         self._key, self._body = key, body
         self._blocks: list[SharedMemory] = []
         self._retried = False

@@ -50,8 +50,8 @@ class Cluster:
         from .bodies import Bodies
 
         self.max_workers = max_workers
-        self.closed = False
-        self.changed = threading.Condition()
+        self.closed: bool = False
+        self.changed: threading.Condition = threading.Condition()
         self._bodies = Bodies()
         self._waiting: deque[RunningRay] = deque()
         self._slots: list[_Slot] = []
@@ -157,11 +157,11 @@ class _Slot:
     def __init__(self, place: Cluster) -> None:
         self.place = place
         self.actor: Any = None
-        self.address = ""
-        self.used = False
+        self.address: str = ""
+        self.used: bool = False
         """Whether its actor has evaluated a term: it may have died since without a term's doing."""
         self.running: RunningRay | None = None
-        self.thread = threading.Thread(target=self._work, name="penalties-ray", daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._work, name="penalties-ray", daemon=True)
 
     def _work(self) -> None:
         failure: Exception | None = None
@@ -216,9 +216,9 @@ class RunningRay:
         from .worker import Request, settings_of
 
         self.place = place
-        self.name = task.term.name
-        self.timeout = task.timeout
-        self.idempotent = task.term.idempotent
+        self.name: str = task.term.name
+        self.timeout: float = task.timeout
+        self.idempotent: bool = task.term.idempotent
         self._body = body
         self._retried = False
         self._reply: Future[tuple[bytes, list[Packed]]] = Future()

@@ -38,7 +38,7 @@ class Run:
         self.executor: Executor = executor
         self.sequential: bool = executor.sequential
         self.running: dict[str, Running] = {}
-        self.cancelled = False
+        self.cancelled: bool = False
         self._modes: Any = None
 
     def start_early(

@@ -37,7 +37,7 @@ class Threads:
         self._busy = 0
         self._threads: set[threading.Thread] = set()
         self._abandoned = 0
-        self.closed = False
+        self.closed: bool = False
 
     @property
     def abandoned(self) -> int:
@@ -145,15 +145,15 @@ class RunningThread:
         """Not begun yet."""
         self.place = place
         self.task: Task | None = task
-        self.name = task.term.name
-        self.timeout = task.timeout
+        self.name: str = task.term.name
+        self.timeout: float = task.timeout
         self.waiter = waiter
-        self.context = contextvars.copy_context()
+        self.context: contextvars.Context = contextvars.copy_context()
         self.started: float | None = None
         self.finished: float | None = None
         self.left = False
-        self.cancelled = False
-        self.done = _Done()
+        self.cancelled: bool = False
+        self.done: _Done = _Done()
         self._evaluation: Evaluation | None = None
         self._error: BaseException | None = None
 
