@@ -159,6 +159,9 @@ class _Running:
             if not late.abandoned or self._waited is None:
                 raise
             left = self._stop()
+            if not left:
+                # Its thread ends with it, and is not counted as abandoned any more.
+                thread.done.wait(_BEAT)
             end = "was cancelled" if not left else "could not be cancelled, since it blocks or refuses: it runs on"
             raise TermTimeoutError(
                 thread.name, f"took more than {thread.timeout:g} s, and {end}", abandoned=left

@@ -83,13 +83,16 @@ class Threads:
             running.run()
             with self._lock:
                 running.finished = time.monotonic()
-                if running.left:
+                left = running.left
+                if left:
                     self._abandoned -= 1
                     self._threads.discard(threading.current_thread())
-                    return
-                self._busy -= 1
+                else:
+                    self._busy -= 1
             # Announced last: who is told may start the next one, which then finds this thread free.
             running.done.set()
+            if left:
+                return
             # Nothing of a task outlives it here.
             del running
         with self._lock:
