@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import penalties as pn
+from penalties.backends import owner
 from penalties.execution import blocks, native, worker
 from penalties.execution.blocks import LARGE, Blocks, Outlet, Views, aligned, lay, read
 from penalties.execution.bodies import Bodies
@@ -433,3 +434,12 @@ def test_the_fork_server_caps_native_threads(monkeypatch: pytest.MonkeyPatch) ->
     capped.clear()
     importlib.reload(module)
     assert capped == [1]
+
+
+@pytest.mark.parametrize("array", [np.array([1.0, np.inf]), jnp.array([1.0, jnp.inf])], ids=["numpy", "jax"])
+def test_only_torch_hangs_on_what_a_function_holds(array: Any) -> None:
+    ops = owner(array)
+    assert ops is not None
+    assert not ops.captures(array.sum(), [array])
+    assert ops.zeros_like(array).tolist() == [0.0, 0.0]
+    assert ops.add_gradients(pn.l1, [array], [0], scale=1.0, mean=False, sum_at=lambda place: array, weight=1.0) is None
