@@ -257,6 +257,37 @@ def test_terms_beyond_what_a_worker_keeps_are_sent_again(place: Processes, monke
     assert len(seat.terms) == 1
 
 
+def test_a_term_that_a_worker_let_go_of_is_sent_again(place: Processes) -> None:
+    first, other = task(total), task(lambda x: 2 * x.sum())
+    place.start(first).result()
+    (seat,) = place._crew._idle
+    key, _ = place._bodies.of(other.term)
+    seat.terms[key] = None
+    assert float(place.start(other).result().value) == 4.0
+    assert key in seat.terms
+
+
+def test_a_reply_that_crosses_its_cancelling_gives_the_worker_nothing_more(place: Processes) -> None:
+    running = place.start(task(total))
+    while running._promise.seat is None:
+        time.sleep(0.01)
+    crew, seat = place._crew, running._promise.seat
+    while not seat.line.poll():
+        time.sleep(0.01)
+    seat.doomed = True
+    crew._read(1.0)
+    assert seat not in crew._idle
+    running.cancel()
+    assert seat.line.closed
+    # Its number, where it was seen to be ready, is nobody's now.
+    crew._seats[seat.descriptor] = seat
+    crew._poll.register(seat.descriptor)
+    crew._read(0.0)
+    del crew._seats[seat.descriptor]
+    crew._poll.unregister(seat.descriptor)
+    assert float(place.start(task(total)).result().value) == 2.0
+
+
 def test_a_reply_that_nobody_waits_for_frees_its_worker(place: Processes) -> None:
     running = place.start(task(total))
     while running._promise.seat is None:

@@ -4,6 +4,7 @@ import importlib.machinery
 import math
 import struct
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,18 +189,30 @@ def run(tmp_path: Path) -> Iterator[Any]:
 
 def rows(run: Any) -> list[dict[str, str]]:
     """What a finished run has in its file."""
-    data = Path(run.settings.sync_file).read_bytes()
+    kinds: list[str] = []
+    end = time.monotonic() + 60.0
+    while "exit" not in kinds:
+        # Another process writes it, and may be at it when `finish` gives back.
+        assert time.monotonic() < end, f"the file ends with {kinds[-1:]}"
+        records = list(_records(Path(run.settings.sync_file).read_bytes()))
+        kinds = [record.WhichOneof("record_type") for record in records]
+    return [
+        {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+        for record, kind in zip(records, kinds, strict=True)
+        if kind == "history"
+    ]
+
+
+def _records(data: bytes) -> Iterator[Any]:
     assert len(data) < 2**15  # a single block
     data = data[7:]
-    found: list[dict[str, str]] = []
-    while data:
+    while len(data) > 7:
         # A record: a checksum, its length, its type, the message.
         (length,) = struct.unpack("<H", data[4:6])
-        record = wandb_internal_pb2.Record.FromString(data[7 : 7 + length])
+        if len(data) < 7 + length:
+            break
+        yield wandb_internal_pb2.Record.FromString(data[7 : 7 + length])
         data = data[7 + length :]
-        if record.WhichOneof("record_type") == "history":
-            found.append({item.key or "/".join(item.nested_key): item.value_json for item in record.history.item})
-    return found
 
 
 def test_wandb_has_a_row_per_step(run: Any):

@@ -37,10 +37,14 @@ class _Seat:
         self.line = line
         self.descriptor: int = line.fileno()
         self.promise: Promise | None = None
+        self.doomed: bool = False
+        """To be killed: it gets nothing more to do."""
         self.ready: Any = select.poll()
         """Whether there is anything to read; the line's own way takes ten times as long."""
         self.ready.register(self.descriptor, select.POLLIN)
         self.terms: OrderedDict[int, None] = OrderedDict()
+        self.open: Any = threading.Lock()
+        """Held while it is read from or closed: a number that was closed may be another's the moment after."""
 
 
 class Promise:
@@ -152,7 +156,8 @@ class Crew:
             if seat in self._idle:
                 self._idle.remove(seat)
             promise, seat.promise = seat.promise, None
-        seat.line.close()
+        with seat.open:
+            seat.line.close()
         seat.process.join(_DYING)
         if self._ended is None:
             # Not when Pebble says so: of one that ends with status 0 it says nothing.
@@ -218,7 +223,7 @@ class Crew:
             if seat is None:
                 self._queue.remove(promise)
             else:
-                seat.promise = None
+                seat.promise, seat.doomed = None, True
         if seat is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(seat.process.pid, signal.SIGKILL)
@@ -267,18 +272,30 @@ class Crew:
         """Take the replies that are there, or wait for one."""
         for descriptor, _ in self._poll.poll(1000 * min(timeout, _LOOK)):
             seat = self._seats.get(descriptor)
+            if seat is None:
+                continue
             try:
-                # Asked again: a worker that was lost meanwhile may have left its number to another.
-                if seat is None or not seat.ready.poll(0):
-                    continue
-                reply = seat.line.recv()
+                with seat.open:
+                    # Asked again: a worker that was lost meanwhile may have left its number to another.
+                    if seat.line.closed or not seat.ready.poll(0):
+                        continue
+                    reply = seat.line.recv()
             except (EOFError, OSError):
-                assert seat is not None, "it was read from"
                 self._lose(seat)
                 continue
             with self._lock:
-                promise, following = seat.promise, self._next(seat)
+                if seat.doomed:
+                    # Its task was cancelled in between.
+                    continue
+                promise = seat.promise
+                if promise is not None and not reply.known:
+                    seat.terms.pop(promise.request.key, None)
+                again = promise is not None and not reply.known and not reply.data
+                following = promise if again else self._next(seat)
             self._send(seat, following)
+            if again:
+                # Sent once more, with the term: the worker had let go of it.
+                continue
             if promise is not None:
                 promise.finish(reply)
 
@@ -305,5 +322,6 @@ class Crew:
             seats = list(self._seats.values())
             self._seats.clear()
         for seat in seats:
-            seat.line.close()
+            with seat.open:
+                seat.line.close()
         self._context.stop()

@@ -291,7 +291,8 @@ class RunningProcess:
         self._cancelled = True
         if not self._given_back:
             self._promise.cancel()
-            self._give_back(())
+            reply = self._promise.reply
+            self._give_back(() if reply is None else reply.retained)
 
 
 def _how(error: BaseException) -> str:

@@ -71,7 +71,7 @@ class Reply(NamedTuple):
     arrays: Sequence[Packed | Lent]
     retained: tuple[str, ...] = ()
     known: bool = True
-    """False where the term is not here, and has to be sent."""
+    """False where the term is not here, and has to be sent; without data that is all there is to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def serve(request: Request) -> Reply:
             message += "; what a script defines travels by value, and modules are imported by name: put it on the path"
         failed = TermError(request.name, message)
         failed.__cause__ = error
-        return Reply(dumps(Failure.of(request.name, failed))[0], ())
+        return Reply(dumps(Failure.of(request.name, failed))[0], (), known=False)
     if term is None:
         return Reply(b"", (), known=False)
     board = _board(request.clock)

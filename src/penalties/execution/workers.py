@@ -97,7 +97,9 @@ class WorkerContext(context.BaseContext):
         pid: Any = getattr(self._server, "_forkserver_pid", None)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-        self._server._stop()
+        # At the end of the program the folder of its socket may be gone before it is.
+        with contextlib.suppress(FileNotFoundError):
+            self._server._stop()
         self._locks.clear()
 
 
