@@ -15,6 +15,12 @@ PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
 CASES = [
     *((function.__name__, {"reduction": reduction}) for function in SEPARABLE for reduction in ("sum", "mean")),
     ("l2", {"center": 0.5, "clip": 1.0}),
+    ("elastic_net", {"l1_ratio": 0.0}),
+    ("elastic_net", {"l1_ratio": 1.0}),
+    ("elastic_net", {"l1_ratio": 0.3, "reduction": "mean"}),
+    ("smooth_l1", {"delta": 2.5}),
+    ("smooth_l1", {"delta": 0.1, "reduction": "mean"}),
+    ("smooth_l1", {"delta": 1e-40}),
     ("kl_divergence", {"direction": "reverse", "floor": -3.0}),
     ("entropy", {"mode": "bonus", "normalize": True, "temperature": 2.0}),
     ("consistency", {"metric": "cosine"}),
@@ -191,9 +197,9 @@ def test_a_failure_names_the_term(tiles: list[bool], monkeypatch: pytest.MonkeyP
     def full(x: Tensor) -> Tensor:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(backend, "abs", full)
-    with pytest.raises(pn.TermError, match="l1: raised RuntimeError: out of memory"):
-        pn.Pipeline([term("l1", {})]).value_and_grad(**given(7, 9), wrt="x")
+    monkeypatch.setattr(backend, "clip", lambda x, low, high: full(x))
+    with pytest.raises(pn.TermError, match="l2: raised RuntimeError: out of memory"):
+        pn.Pipeline([term("l2", {"clip": 1.0})]).value_and_grad(**given(7, 9), wrt="x")
 
 
 def test_zeros_for_an_input_that_no_term_reads_whatever_it_holds() -> None:

@@ -4,7 +4,7 @@
 `backend_of` finds the one that owns the arrays of a call, and imports nothing that the caller has not loaded.
 """
 
-from .protocol import Backend
+from .protocol import Backend, Slope
 from .resolve import backend_of, no_array, owner, two_libraries
 
-__all__ = ["Backend", "backend_of", "no_array", "owner", "two_libraries"]
+__all__ = ["Backend", "Slope", "backend_of", "no_array", "owner", "two_libraries"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FIRST_ORDER, BackendError, GradientError
+from .protocol import Slope
 
 if TYPE_CHECKING:
     import numpy as np
@@ -386,6 +387,7 @@ def add_gradients(
     mean: bool,
     sum_at: Callable[[int], "Array"],
     weight: float,
+    slope: Slope | None,
 ) -> tuple["Array", list["Array"]] | None:
     # The compiler decides what stays in the cache.
     return None

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ..errors import BackendError, GradientError
+from .protocol import Slope
 
 __all__ = [
     "GENERATOR",
@@ -315,6 +316,7 @@ def add_gradients(
     mean: bool,
     sum_at: Callable[[int], NDArray],
     weight: float,
+    slope: Slope | None,
 ) -> tuple[NDArray, list[NDArray]] | None:
     # NumPy has no gradients.
     return None

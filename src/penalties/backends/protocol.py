@@ -1,12 +1,23 @@
 """What a backend is: a module with these operations."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "Slope"]
+
+
+class Slope(NamedTuple):
+    """The gradient of a norm in closed form, `bent·s + straight·x`, with `s` the sign of x, or x/δ between −1 and 1.
+
+    The norm itself is `bent·(⟨s, x⟩ − δ/2·⟨s, s⟩) + straight/2·⟨x, x⟩`.
+    """
+
+    bent: float
+    straight: float
+    delta: float = 0.0
 
 
 class Backend(Protocol):
@@ -233,11 +244,12 @@ class Backend(Protocol):
         mean: bool,
         sum_at: Callable[[int], Any],
         weight: float,
+        slope: Slope | None,
     ) -> tuple[Any, list[Any]] | None:
         """The value of a function that is a sum or mean over rows, and the norm of its gradient at each wanted array.
 
-        Adds `scale·weight` times the gradient at a place to `sum_at(place)`. It is taken a few rows at a time; None,
-        and nothing done, where that is not faster than all at once.
+        Adds `scale·weight` times the gradient at a place to `sum_at(place)`. It is taken a few rows at a time, by its
+        slope where that is known; None, and nothing done, where that is not faster than all at once.
         """
         ...
 

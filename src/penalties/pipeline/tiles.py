@@ -4,7 +4,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ..backends import owner
+from .. import functional
+from ..backends import Slope, owner
 from ..errors import TermError, said
 from .catalogue import OVER_CLASSES, SEPARABLE
 from .combine import Gradients
@@ -49,6 +50,7 @@ def in_tiles(
             mean=reduction == "mean",
             sum_at=lambda index: gradients.loose.own(places[term.positional[index]], arguments[index]),
             weight=1.0 if scale is weight else weight,
+            slope=_slope(term),
         )
     except Exception as error:
         raise TermError(term.name, f"raised {said(error)}") from error
@@ -68,3 +70,20 @@ def _separable(term: Term) -> bool:
         and "mask" not in term.keywords
         and term.keywords.get("center") != "mean"
     )
+
+
+def _slope(term: Term) -> Slope | None:
+    """The gradient of a term that is a norm, in closed form; what is clipped or moved has none here."""
+    options = term.keywords
+    if term.fn is functional.l1:
+        return Slope(1.0, 0.0)
+    if term.fn is functional.l2 and options.get("center") is None and options.get("clip") is None:
+        return Slope(0.0, 2.0)
+    if term.fn is functional.elastic_net:
+        ratio = float(options.get("l1_ratio", 0.5))
+        return Slope(ratio, 2 * (1 - ratio))
+    if term.fn is functional.smooth_l1:
+        delta = float(options.get("delta", 1.0))
+        # Its reciprocal is a number in every dtype.
+        return Slope(1.0, 0.0, delta) if 1e-30 < delta < 1e30 else None
+    return None
