@@ -1,0 +1,97 @@
+"""Reading data of any client by their form: arrays, tokens, targets and weights, each by the number of its datum."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import InputError
+
+__all__ = ["inputs_of", "like", "numpy_of", "targets_of", "tokens_of", "weights_of", "with_inputs"]
+
+
+def numpy_of(value: Any) -> np.ndarray[Any, Any]:
+    """A `TensorData` of any client, a tensor, an array or a list, as an array of NumPy."""
+    if isinstance(value, np.ndarray):
+        return cast("np.ndarray[Any, Any]", value)
+    if isinstance(value, Mapping):
+        found = cast("Mapping[str, Any]", value)
+        return _shaped(found["data"], found.get("dtype", "float32"), found.get("shape"))
+    if hasattr(value, "to_numpy") and getattr(value, "sparse_crow_indices", None) is None:
+        return np.asarray(value.to_numpy())
+    if hasattr(value, "to_torch"):
+        value = value.to_torch()
+    elif hasattr(value, "data") and hasattr(value, "shape") and hasattr(value, "dtype") and isinstance(value.data, list):
+        return _shaped(value.data, value.dtype, value.shape)
+    if hasattr(value, "detach"):
+        value = value.detach()
+        if getattr(value, "layout", None) is not None and "sparse" in str(value.layout):
+            value = value.to_dense()
+        value = value.float().cpu() if value.is_floating_point() else value.cpu()
+        return np.asarray(value.numpy())
+    return np.asarray(value)
+
+
+def _shaped(data: Any, dtype: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
+    array = np.asarray(data, dtype=str(dtype))
+    return array if shape is None else array.reshape(tuple(shape))
+
+
+def inputs_of(place: int, datum: Any) -> Mapping[str, Any]:
+    """The `loss_fn_inputs` of a datum."""
+    found = getattr(datum, "loss_fn_inputs", None)
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"datum {place}: got {type(datum).__name__}; expected a datum, with model_input and loss_fn_inputs"
+        )
+    return cast("Mapping[str, Any]", found)
+
+
+def tokens_of(place: int, datum: Any) -> np.ndarray[Any, Any]:
+    """What the model reads."""
+    model_input = getattr(datum, "model_input", None)
+    if model_input is None or not hasattr(model_input, "to_ints"):
+        raise InputError(f"datum {place}: its model_input is {type(model_input).__name__}; expected tokens")
+    return np.asarray(model_input.to_ints(), dtype=np.int64)
+
+
+def targets_of(place: int, datum: Any) -> np.ndarray[Any, Any]:
+    """The tokens that are predicted, (N,) or (N, K)."""
+    given = inputs_of(place, datum)
+    if "target_tokens" not in given:
+        there = ", ".join(given) or "nothing"
+        raise InputError(f"datum {place}: its loss_fn_inputs have no target_tokens; there is {there}")
+    targets = numpy_of(given["target_tokens"])
+    if targets.ndim not in (1, 2) or targets.dtype.kind not in "iu":
+        raise InputError(
+            f"datum {place}: its target_tokens have shape {targets.shape} and dtype {targets.dtype}; "
+            "expected whole numbers of shape (N,) or (N, K)"
+        )
+    return targets
+
+
+def weights_of(place: int, datum: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """How much each target counts: ones where the datum does not say."""
+    given = inputs_of(place, datum)
+    if "weights" not in given:
+        return np.ones(shape, np.float32)
+    weights = numpy_of(given["weights"]).astype(np.float32)
+    if weights.shape != shape:
+        raise InputError(f"datum {place}: its weights have shape {weights.shape} and its target_tokens {shape}")
+    return weights
+
+
+def like(other: Any, array: np.ndarray[Any, Any]) -> Any:
+    """An array in the form that a datum's other arrays have."""
+    made = getattr(type(other), "from_numpy", None)
+    return array if made is None else made(array)
+
+
+def with_inputs(datum: Any, inputs: Mapping[str, Any]) -> Any:
+    """The same datum, of the same type, with other `loss_fn_inputs`."""
+    if dataclasses.is_dataclass(datum) and not isinstance(datum, type):
+        return dataclasses.replace(datum, loss_fn_inputs=dict(inputs))
+    if hasattr(datum, "model_copy"):
+        return datum.model_copy(update={"loss_fn_inputs": dict(inputs)})
+    return type(datum)(model_input=datum.model_input, loss_fn_inputs=dict(inputs))

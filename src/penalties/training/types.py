@@ -1,0 +1,235 @@
+"""What a training client takes and gives, in the form of the Tinker API, for who has no SDK of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from ..errors import InputError
+from .reading import numpy_of
+
+if TYPE_CHECKING:
+    from ..pipeline import LossOutput
+
+__all__ = [
+    "AdamParams",
+    "Datum",
+    "EncodedTextChunk",
+    "ForwardBackwardOutput",
+    "ModelInput",
+    "OptimStepResponse",
+    "SampleResponse",
+    "SampledSequence",
+    "SamplingParams",
+    "SaveWeightsResponse",
+    "TensorData",
+]
+
+_DTYPES: Final = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
+
+
+class TensorData:
+    """An array that travels: its numbers, `"int64"` or `"float32"`, and a shape."""
+
+    __slots__ = ("_array", "dtype")
+
+    dtype: str
+
+    def __init__(self, data: Any, dtype: str | None = None, shape: Sequence[int] | None = None) -> None:
+        """From nested or flat numbers; the dtype is that of the numbers, and the shape too, unless they are given."""
+        array = np.asarray(data)
+        if dtype is None:
+            dtype = "float32" if array.dtype.kind == "f" else "int64"
+        if dtype not in _DTYPES:
+            raise InputError(f'TensorData: got dtype={dtype!r}; expected "int64" or "float32"')
+        try:
+            self._array: np.ndarray[Any, Any] = array.astype(_DTYPES[dtype]).reshape(
+                array.shape if shape is None else tuple(shape)
+            )
+        except (TypeError, ValueError) as error:
+            raise InputError(f"TensorData: {error}; expected numbers, as many as the shape has places") from error
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> list[int]:
+        """As in NumPy."""
+        return list(self._array.shape)
+
+    @property
+    def data(self) -> list[Any]:
+        """The numbers, flat."""
+        return self._array.reshape(-1).tolist()
+
+    @classmethod
+    def from_numpy(cls, array: np.ndarray[Any, Any]) -> "TensorData":
+        """From an array of NumPy."""
+        return cls(array)
+
+    @classmethod
+    def from_torch(cls, tensor: Any) -> "TensorData":
+        """From a tensor of PyTorch."""
+        return cls(numpy_of(tensor))
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        """As an array of NumPy."""
+        return self._array
+
+    def to_torch(self) -> Any:
+        """As a tensor of PyTorch."""
+        import torch
+
+        module: Any = torch
+        return module.from_numpy(self._array.copy())
+
+    def tolist(self) -> list[Any]:
+        """The numbers, nested."""
+        return self._array.tolist()
+
+    def __eq__(self, other: object) -> bool:
+        """The same numbers in the same form."""
+        if not isinstance(other, TensorData):
+            return NotImplemented
+        return self.dtype == other.dtype and bool(np.array_equal(self._array, other._array))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        """As it is made."""
+        return f"TensorData({self._array.tolist()}, dtype={self.dtype!r})"
+
+    def __reduce__(self) -> Any:
+        """Pickle by the array."""
+        return TensorData, (self._array, self.dtype)
+
+
+@dataclass(frozen=True)
+class EncodedTextChunk:
+    """Some tokens."""
+
+    tokens: Sequence[int]
+
+    @property
+    def length(self) -> int:
+        """How many."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """What a model reads: chunks of tokens.
+
+    >>> ModelInput.from_ints([5, 6, 7]).length
+    3
+    """
+
+    chunks: Sequence[EncodedTextChunk]
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int]) -> "ModelInput":
+        """From tokens."""
+        return cls([EncodedTextChunk([int(token) for token in tokens])])
+
+    def to_ints(self) -> list[int]:
+        """The tokens of all chunks."""
+        return [token for chunk in self.chunks for token in chunk.tokens]
+
+    @property
+    def length(self) -> int:
+        """How many tokens."""
+        return sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class Datum:
+    """One sequence: what the model reads, and what a loss needs beside it.
+
+    `target_tokens` are the tokens to be predicted at each place, (N,), or (N, K) for K candidates each; `weights`
+    says how much each counts.
+
+    >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]})
+    >>> datum.loss_fn_inputs["weights"]
+    TensorData([0.0, 1.0], dtype='float32')
+    """
+
+    model_input: ModelInput
+    loss_fn_inputs: Mapping[str, Any] = field(default_factory=lambda: cast("dict[str, Any]", {}))
+
+    def __post_init__(self) -> None:
+        """Turn arrays and lists into `TensorData`."""
+        made = {
+            str(key): value
+            if isinstance(value, TensorData)
+            else TensorData(numpy_of(value), "int64" if key == "target_tokens" else None)
+            for key, value in self.loss_fn_inputs.items()
+        }
+        for key in ("weights", "advantages", "logprobs"):
+            if key in made and made[key].dtype != "float32":
+                made[key] = TensorData(made[key].to_numpy(), "float32")
+        object.__setattr__(self, "loss_fn_inputs", made)
+
+
+@dataclass(frozen=True)
+class AdamParams:
+    """AdamW with the service's defaults: no weight decay, and no clipping where `grad_clip_norm` is 0."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: Sequence[int] = ()
+    """Tokens that end a sequence."""
+
+
+@dataclass(frozen=True)
+class ForwardBackwardOutput:
+    """What a pass gives: one dict of arrays per datum, and metrics."""
+
+    loss_fn_output_type: str
+    loss_fn_outputs: list[Mapping[str, TensorData]]
+    metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
+    custom_loss: "LossOutput | None" = None
+    """Every term, where the loss was a custom one."""
+
+
+@dataclass(frozen=True)
+class OptimStepResponse:
+    """What a step of the optimizer gives."""
+
+    metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
+
+
+@dataclass(frozen=True)
+class SaveWeightsResponse:
+    """Where a checkpoint lies."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class SampledSequence:
+    """Tokens that were drawn, and the log-probability of each."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    stop_reason: str = "length"
+
+
+@dataclass(frozen=True)
+class SampleResponse:
+    """Some sequences."""
+
+    sequences: list[SampledSequence]
