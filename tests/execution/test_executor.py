@@ -60,6 +60,39 @@ class TestEarly:
         out = executor.run(pipeline, {"data": np.ones(3), "logprobs": late})
         assert [float(term.value) for term in out] == [3.0, 3.0, 5.0]
 
+    @pytest.mark.parametrize("wrt", [None, "x"])
+    def test_terms_that_run_here_use_the_time_too(self, executor: pn.Executor, wrt: Any) -> None:
+        late: Future[Any] = Future()
+        calls: list[str] = []
+        scale = torch.tensor(2.0, requires_grad=True)
+
+        def counts(data: Any) -> Any:
+            calls.append("counts")
+            if len(calls) == 1:
+                late.set_result(torch.ones(2, requires_grad=True))
+            return torch.tensor(3.0), {"here": 1.0}
+
+        def fails(data: Any) -> Any:
+            calls.append("fails")
+            raise ValueError("no")
+
+        def learned(data: Any) -> Any:
+            return scale * 5
+
+        pipeline = pn.Pipeline(
+            [counts, pn.Term(fails, on_error="skip"), learned, pn.Term("l2", inputs="x"), pn.Term("l1", inputs="data")]
+        )
+        out = executor.run(pipeline, {"data": torch.ones(3), "x": late}, wrt=wrt)
+        assert calls == ["counts", "fails"]
+        assert out.metrics()["counts/here"] == 1.0
+        assert "raised ValueError: no" in str(out["fails"].error)
+        assert out.total.item() == 3.0 + 10.0 + 2.0 + 3.0
+        out.total.backward()
+        assert scale.grad.item() == 5.0
+        assert late.result().grad.tolist() == [2.0, 2.0]
+        if wrt:
+            assert out["counts"].grad_error == "it does not read x"
+
     def test_gradients_asked_for_are_taken_early_too(self, executor: pn.Executor) -> None:
         late: Future[Any] = Future()
         threading.Timer(0.1, late.set_result, [torch.ones(2)]).start()

@@ -5,7 +5,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..backends import owner
 from ..errors import BackendError, InputError, NonFiniteError, TermError
@@ -38,6 +38,7 @@ class Run:
         self.executor: Executor = executor
         self.sequential: bool = executor.sequential
         self.running: dict[str, Running] = {}
+        self.early: dict[str, _Early] = {}
         self.cancelled: bool = False
         self._modes: Any = None
 
@@ -49,22 +50,29 @@ class Run:
         state: Mapping[str, Any] | None,
         asked: Sequence[str],
     ) -> None:
-        """Start the terms that run elsewhere and whose inputs are all there; the others' are still to come."""
+        """Start the terms whose inputs are all there; the others' are still to come. Those that run here come last."""
         if self.sequential:
             return
+        here: list[tuple[Term, Any]] = []
         there = {name: value for name, value in inputs.items() if not is_awaitable(value)}
         late = [name for name in inputs if name not in there]
         for term in terms:
-            if not term.enabled or _here(term) or any(_root(name, inputs) in late for name in term.inputs.values()):
+            if not term.enabled or any(_root(name, inputs) in late for name in term.inputs.values()):
                 continue
             if term.every > 1 and not is_due(term, step):
                 continue
             read = _read(term, there, step)
+            if _here(term):
+                here.append((term, None if state is None else state.get(term.name)))
+                continue
             wrt = wanted(term, read, None)
             if term.differentiable:
                 wrt += tuple(n for n in read if n not in wrt and any(reads(n, name) for name in asked))
             before = None if state is None else state.get(term.name)
             self.running[term.name] = self._start(term, read, wrt, step, before)
+        for term, before in here:
+            if not any(_asked(name, asked) or _trained(lookup(term.name, there, name)) for name in term.inputs.values()):
+                self.early[term.name] = _Early.of(term, there, step, before)
 
     def __call__(
         self, call: Call, jobs: Sequence[Job], inputs: Mapping[str, Any]
@@ -72,7 +80,7 @@ class Run:
         """Every term's row and new state, in order, and the failure to raise once the output is made."""
         if compiling():
             raise BackendError("Executor.run: called inside torch.compile; call it outside")
-        if not (call.heard or call.quiet or self.sequential or call.gradients) and all(job[0].usual for job in jobs):
+        if not (call.heard or call.quiet or self.sequential or call.gradients or self.early) and all(job[0].usual for job in jobs):
             return self._usual(call, jobs, inputs)
         away: dict[int, dict[str, Any]] = {}
         if not self.sequential:
@@ -156,6 +164,14 @@ class Run:
             if place in away:
                 continue
             one = found[place]
+            early = self.early.get(term.name)
+            if early is not None and (call.gradients is None or not early.has_graph):
+                one.began = call.term_began(term, weight)
+                one.value, one.metrics, one.new, one.duration, one.error = early[:5]
+                if call.gradients is not None:
+                    one.grad_error = f"it does not read {', '.join(dict.fromkeys(call.gradients.targets.names))}"
+                self._report_overrun(term, one.duration)
+                continue
             try:
                 if call.gradients is not None and term.on_error == "skip":
                     # Its gradient is added when its value is known to be finite, and the term is not left out.
@@ -215,6 +231,27 @@ class Run:
             call.gradients = None
         call.running = first.term
         return error
+
+
+class _Early(NamedTuple):
+    """A term that was evaluated here while inputs of others were still to come."""
+
+    value: Any
+    metrics: Mapping[str, Any]
+    new: Any
+    duration: float
+    error: TermError | None
+    has_graph: bool
+    """Whether a parameter that the function holds is behind its value: with gradients it is evaluated as ever."""
+
+    @classmethod
+    def of(cls, term: Term, inputs: Mapping[str, Any], step: int | None, before: Any) -> "_Early":
+        start = time.perf_counter()
+        try:
+            value, _, metrics, new = compute(term, inputs, step, before)
+        except TermError as error:
+            return cls(None, NOTHING, None, time.perf_counter() - start, error, False)
+        return cls(value, metrics, new, time.perf_counter() - start, None, getattr(value, "requires_grad", False))
 
 
 class _Found:
@@ -283,6 +320,15 @@ def _read(term: Term, inputs: Mapping[str, Any], step: int | None) -> dict[str, 
     if step is None and term.needs_step:
         raise InputError(f"{term.name}: asks for the step; pass step= to the call")
     return {name: lookup(term.name, inputs, name) for name in term.inputs.values()}
+
+
+def _asked(name: str, asked: Sequence[str]) -> bool:
+    return any(reads(name, one) or reads(one, name) for one in asked)
+
+
+def _trained(nest: Any) -> bool:
+    """Whether a gradient may be wanted at an input: it requires one, or JAX follows it."""
+    return any(ops.differentiable(array, asked=False) for ops, array in arrays_in(nest))
 
 
 def _here(term: Term) -> bool:
