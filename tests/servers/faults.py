@@ -11,8 +11,7 @@ Does = Literal["status", "drop", "wait", "garble", "die"]
 class Fault:
     """One thing that goes wrong.
 
-    - `"status"`: the answer is `status` and nothing more. `retry_after_ms` is sent along: the SDK waits that long
-      instead of its own 0.5, 1, 2 … 10 s, though only where it submits.
+    - `"status"`: the answer is `status` and nothing more.
     - `"drop"`: the connection is reset.
     - `"wait"`: the answer comes `seconds` late.
     - `"garble"`: the answer is 200 and no message.
@@ -26,7 +25,6 @@ class Fault:
     """Whether the request is carried out first, so that only its answer is lost."""
     times: int = 1
     status: int = 500
-    retry_after_ms: int = 20
     seconds: float = 0.0
     lost: bool = False
 

@@ -46,15 +46,15 @@ _AT_ONCE = {
 class ProtocolServer:
     """The service of one test, with what it has done and what it is to do wrong."""
 
-    def __init__(self, make_client: Callable[[str, int, int], Any], settings: Settings = Settings()) -> None:
+    def __init__(self, make_client: Callable[[str, int, int], Any], settings: Settings | None = None) -> None:
         """`make_client(base_model, rank, seed)` gives a client in the form of `LocalTrainingClient`."""
-        self.settings = settings
+        self.settings = Settings() if settings is None else settings
         self.faults = Faults()
         self.executed: list[Execution] = []
         """Everything that was done, over all lives, in order."""
         self.received: Counter[str] = Counter()
         """Requests by operation, each time they came."""
-        self._make = lambda: Service(make_client, settings, self.executed)
+        self._make = lambda: Service(make_client, self.settings, self.executed)
         self.service = self._make()
         self._http: _Http | None = None
         self._lives: list[threading.Thread] = []
@@ -113,8 +113,8 @@ class ProtocolServer:
     def _add(self, on: str, does: Does, **more: Any) -> None:
         self.faults.add(Fault(on, does, **more))
 
-    def fail(self, on: str, status: int = 500, *, times: int = 1, after: bool = False, retry_after_ms: int = 20) -> None:
-        self._add(on, "status", status=status, times=times, after=after, retry_after_ms=retry_after_ms)
+    def fail(self, on: str, status: int = 500, *, times: int = 1, after: bool = False) -> None:
+        self._add(on, "status", status=status, times=times, after=after)
 
     def drop(self, on: str, *, times: int = 1, after: bool = False) -> None:
         self._add(on, "drop", times=times, after=after)
@@ -151,7 +151,7 @@ class ProtocolServer:
             time.sleep(fault.seconds)
             return given
         if fault.does == "status":
-            return fault.status, as_json({"error": "as the test wants it", "retry_after_ms": fault.retry_after_ms})
+            return fault.status, as_json({"error": "as the test wants it"})
         if fault.does == "garble":
             kind = "application/json" if given is None else given[1].kind
             return 200, Body(kind, b"\x0a\xff not a message")
@@ -227,8 +227,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, given = answer
         self.send_response(status)
-        if status in (429, 500):
-            self.send_header("retry-after-ms", str(json.loads(given.content).get("retry_after_ms", 20)))
+        if status >= 400:
+            # The SDK waits so long, instead of 0.5, 1, 2 … 10 s, though only where it submits.
+            self.send_header("retry-after-ms", "20")
         if self.path == "/api/v1/client/config":
             # The SDK asks for it over a pool that it never closes.
             self.send_header("Connection", "close")

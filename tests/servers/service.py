@@ -199,9 +199,7 @@ class Service:
         model_id = f"{self._session(asked['session_id'])}:train:{asked['model_seq_id']}"
         return self._create(model_id, asked["base_model"], lora["rank"], lora.get("seed") or 0)
 
-    def _create(
-        self, model_id: str, base: str, rank: int, seed: int, then: Callable[[Any], Any] | None = None
-    ) -> Body:
+    def _create(self, model_id: str, base: str, rank: int, seed: int, then: Callable[[Any], Any] | None = None) -> Body:
         with self._lock:
             if model_id not in self.models:
                 model = Model(model_id, base, rank, lambda: self._make_client(base, rank, seed), self._log)
@@ -217,10 +215,8 @@ class Service:
 
     def get_info(self, asked: Any) -> Body:
         model = self._model(asked["model_id"])
-        data = {"model_name": model.base, "tokenizer_id": None}
-        return as_json(
-            {"type": "get_info", "model_id": model.model_id, "model_data": data, "is_lora": True, "lora_rank": model.rank}
-        )
+        known = {"model_id": model.model_id, "model_data": {"model_name": model.base}, "lora_rank": model.rank}
+        return as_json({"type": "get_info", "is_lora": True, **known})
 
     # Training.
 

@@ -50,7 +50,7 @@ def pass_of(body: bytes) -> Pass:
     data = [
         Datum(
             ModelInput.from_ints(
-                [int(token) for chunk in datum.model_input for token in np.frombuffer(chunk.encoded_text.tokens, np.int32)]
+                [token for chunk in datum.model_input for token in np.frombuffer(chunk.encoded_text.tokens, np.int32)]
             ),
             {name: TensorData(array_of(tensor)) for name, tensor in datum.loss_fn_inputs.items()},
         )
