@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+SKYRL := .venv-skyrl
+SKYRL_INSTALL := $(SKYRL)/bin/pip install --quiet --constraint tests/skyrl/constraints.txt
 WORKERS ?= 2
 
 # A worker per core already; more threads would only fight.
 export OMP_NUM_THREADS ?= 1
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test test-slow check bench docs constraints clean
+.PHONY: demo test test-slow test-servers check bench docs constraints clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/quickstart.py
@@ -21,6 +23,10 @@ test: $(VENV)/.dev
 # Faults, the soak and clusters: one after another, since they count processes and measure memory.
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests
+
+# A server that others wrote, in an environment of its own: it wants other versions of the SDK and of transformers.
+test-servers: $(SKYRL)/.ready
+	$(SKYRL)/bin/python -m pytest --confcutdir=tests/skyrl tests/skyrl
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -44,7 +50,7 @@ constraints:
 	$(BIN)/pip freeze --all --exclude-editable | grep -v -i '^torch==' | sed 's/+cpu$$//' >> constraints.txt
 
 clean:
-	rm -rf $(VENV) site build dist .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SKYRL) site build dist .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.pip: constraints.txt
@@ -64,4 +70,12 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(INSTALL) --no-build-isolation --editable ".[torch,jax,process,ray]" --group test --group check --group docs
+	touch $@
+
+$(SKYRL)/.ready: tests/skyrl/constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(SKYRL)
+	$(SKYRL_INSTALL) --upgrade pip
+	$(SKYRL_INSTALL) torch
+	$(SKYRL_INSTALL) "skyrl[tinker,jax]" tinker pytest pytest-timeout --group build
+	$(SKYRL_INSTALL) --no-build-isolation --editable ".[train,tinker]"
 	touch $@
