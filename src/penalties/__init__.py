@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import telemetry, testing
+    from . import telemetry, testing, training
     from .errors import (
         BackendError,
         GradientError,
@@ -123,6 +123,7 @@ _HOMES = {
     ".integrations": ("train_step", "wrap_loss"),
     ".telemetry": ("telemetry",),
     ".testing": ("testing",),
+    ".training": ("training",),
 }
 
 __all__ = [
@@ -174,6 +175,7 @@ __all__ = [
     "telemetry",
     "testing",
     "train_step",
+    "training",
     "valid_logprobs",
     "validate",
     "with_gradient_penalty",

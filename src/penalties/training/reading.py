@@ -22,7 +22,7 @@ def numpy_of(value: Any) -> np.ndarray[Any, Any]:
         return np.asarray(value.to_numpy())
     if hasattr(value, "to_torch"):
         value = value.to_torch()
-    elif hasattr(value, "data") and hasattr(value, "shape") and hasattr(value, "dtype") and isinstance(value.data, list):
+    elif isinstance(getattr(value, "data", None), list):
         return _shaped(value.data, value.dtype, value.shape)
     if hasattr(value, "detach"):
         value = value.detach()
@@ -84,13 +84,13 @@ def weights_of(place: int, datum: Any, shape: tuple[int, ...]) -> np.ndarray[Any
 
 def like(other: Any, array: np.ndarray[Any, Any]) -> Any:
     """An array in the form that a datum's other arrays have."""
-    made = getattr(type(other), "from_numpy", None)
-    return array if made is None else made(array)
+    kind = cast("Any", type(other))
+    return kind.from_numpy(array) if hasattr(kind, "from_numpy") else array
 
 
 def with_inputs(datum: Any, inputs: Mapping[str, Any]) -> Any:
     """The same datum, of the same type, with other `loss_fn_inputs`."""
-    if dataclasses.is_dataclass(datum) and not isinstance(datum, type):
+    if hasattr(datum, "__dataclass_fields__"):
         return dataclasses.replace(datum, loss_fn_inputs=dict(inputs))
     if hasattr(datum, "model_copy"):
         return datum.model_copy(update={"loss_fn_inputs": dict(inputs)})

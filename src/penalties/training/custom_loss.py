@@ -1,0 +1,343 @@
+"""Training with a loss of one's own through any client: forward, our terms, and the gradient sent back."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, cast
+
+import numpy as np
+
+from ..errors import InputError, MissingLibraryError, NonFiniteError, OptionError
+from ..execution.executor import Executor
+from ..functional.options import check_flag
+from ..pipeline.output import LossOutput
+from ..pipeline.term import Weight
+from ..telemetry import events
+from .batch import Batch, logprobs_of
+from .merging import CustomLossFuture, merged
+from .objective import FLAT, PACKED, objective_of
+from .references import Provider, checked
+from .surrogates import FORWARD, forward_data, surrogate_of
+
+__all__ = ["forward_backward_custom", "forward_backward_custom_async"]
+
+
+def forward_backward_custom(
+    client: Any,
+    data: Sequence[Any],
+    loss_fn: Any,
+    *,
+    regularizers: Any = (),
+    references: Mapping[str, Any] | None = None,
+    track_grad_norms: bool = False,
+    weights: Mapping[str, Weight] | None = None,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    step: Any = None,
+    state: Mapping[str, Any] | None = None,
+    server: str = "tinker",
+) -> CustomLossFuture:
+    """Train a client's model on `loss_fn + Σ weight·term`, all of them functions of its log-probabilities.
+
+    `loss_fn(data, logprobs)` returns a loss, alone or with a dict of metrics, as for the SDK's own call; or it is the
+    name of a loss, a `Term`, or None for regularizers alone. Terms read `data`, `logprobs` (one tensor per datum),
+    `flat_logprobs` and `lengths`, `mask`, and every reference by its name; with a model in this process `params`,
+    `logits` and `hidden.<layer>` too. `references` maps a name to one array per datum, or to a provider.
+
+    The forward is awaited here, terms run where they say, and the call gives back when the backward has been sent, so
+    that an `optim_step` sent next comes after it. The result is the client's own, with `.custom_loss`, the
+    `LossOutput`, and its numbers among the metrics. Nothing runs on the client's event loop.
+    """
+    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server)
+    with call:
+        inputs = call.begin(step)
+        output = call.executor.run(
+            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
+        )
+        return call.sent(call.linearised(output), output)
+
+
+async def forward_backward_custom_async(
+    client: Any,
+    data: Sequence[Any],
+    loss_fn: Any,
+    *,
+    regularizers: Any = (),
+    references: Mapping[str, Any] | None = None,
+    track_grad_norms: bool = False,
+    weights: Mapping[str, Weight] | None = None,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    step: Any = None,
+    state: Mapping[str, Any] | None = None,
+    server: str = "tinker",
+) -> CustomLossFuture:
+    """As `forward_backward_custom`, without blocking the event loop.
+
+    Where the awaiting task is cancelled before the backward was sent, it is not sent.
+    """
+    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server)
+    with call:
+        inputs = call.begin(step)
+        output = await call.executor.run_async(
+            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
+        )
+        gradients = await asyncio.to_thread(call.linearised, output)
+        if call.graph is None:
+            return call.sent(gradients, output)
+        return await asyncio.to_thread(call.sent, gradients, output)
+
+
+class _Call:
+    """One call: what was asked, checked at once, and the steps that it takes."""
+
+    def __init__(
+        self,
+        client: Any,
+        data: Any,
+        loss_fn: Any,
+        regularizers: Any,
+        references: Any,
+        track_grad_norms: bool,
+        executor: Any,
+        timeout: float | None,
+        server: str,
+    ) -> None:
+        self.client = client
+        self.local = hasattr(client, "forward_with_graph")
+        for method in () if self.local else ("forward", "forward_backward"):
+            if not callable(getattr(client, method, None)):
+                kind = type(client).__name__
+                raise InputError(f"forward_backward_custom: the client, {kind}, has no method {method}; expected one")
+        check_flag("forward_backward_custom", "track_grad_norms", track_grad_norms)
+        self.surrogate = surrogate_of(server)
+        self.batch = Batch.of(data)
+        self.given, packable = _references(references, self.batch)
+        self.objective = objective_of(loss_fn, regularizers, packable, timeout, local=self.local)
+        self.batch.check(self.objective)
+        self.leaves: dict[str, Any] = {}
+        self.graph: Any = None
+        differentiable = [PACKED] if PACKED in self.objective.reads else []
+        self.wrt = [*differentiable, *self.objective.local] if track_grad_norms else None
+        self.executor: Executor = _default() if executor is None else executor
+        if not isinstance(cast("object", self.executor), Executor):
+            raise OptionError("forward_backward_custom", "executor", executor, "an Executor")
+        self._metadata: dict[str, Any] = {
+            "model_id": getattr(client, "model_id", None),
+            "data_count": len(self.batch.data),
+            "regularizer_count": len(self.objective.pipeline),
+            "track_grad_norms": bool(track_grad_norms),
+        }
+        self._began = 0.0
+
+    # What others hear of it.
+
+    def __enter__(self) -> "_Call":
+        self._began = time.perf_counter()
+        if events.handlers:
+            events.emit("custom_loss.start", {"system_time": time.time()}, self._metadata)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and events.handlers:
+            measurements = {"duration": time.perf_counter() - self._began}
+            events.emit("custom_loss.exception", measurements, {**self._metadata, "reason": error})
+
+    def _told(self, output: LossOutput) -> None:
+        if events.handlers:
+            measurements = {
+                "duration": time.perf_counter() - self._began,
+                "loss_total": output.total,
+                "regularizer_total": output.regularizer_total,
+                "total_grad_norm": output.total_grad_norm,
+            }
+            events.emit("custom_loss.stop", measurements, self._metadata)
+
+    # The forward, and what terms read.
+
+    def begin(self, step: Any) -> dict[str, Any]:
+        """Send the forward and ask for the references; gives the inputs of the terms, some of them still to come."""
+        torch = _torch()
+        promised: dict[str, Future[Any]] = {name: Future() for name in (PACKED, *self.objective.local)}
+        if self.local:
+            forward = self.client.forward_with_graph(self.batch.data, reads=self.objective.local)
+            arrive = self._of_graph
+        else:
+            forward = self.client.forward(forward_data(self.batch.data), FORWARD)
+            arrive = self._of_output
+        device = getattr(self.client, "device", "cpu") if self.local else "cpu"
+        inputs: dict[str, Any] = {"data": self.batch.data, "lengths": self.batch.lengths, **promised}
+        if "flat_mask" in self.objective.reads:
+            inputs["flat_mask"] = torch.as_tensor(np.concatenate(self.batch.masks), device=device)
+        for name, reference in self.given.items():
+            if isinstance(reference, Provider):
+                started = reference.start(self.client, self.batch.data, step=step)
+                made = _then(started, lambda arrays, name=name: checked(name, arrays, self.batch.data))
+            else:
+                made = reference
+            inputs |= self._packed(name, made, device)
+        _fulfil(promised, lambda: arrive(forward.result()))
+        return {name: inputs[name] for name in self.objective.reads if name in inputs}
+
+    def _packed(self, name: str, arrays: Any, device: Any) -> dict[str, Any]:
+        """A reference in the forms that terms read it in."""
+        torch = _torch()
+
+        def tensors(found: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+            return [torch.as_tensor(array, device=device) for array in found]
+
+        def packed(found: Sequence[np.ndarray[Any, Any]]) -> Any:
+            return torch.as_tensor(np.concatenate(found), device=device)
+
+        made: dict[str, Any] = {}
+        if name in self.objective.reads:
+            made[name] = _then(arrays, tensors) if isinstance(arrays, Future) else tensors(arrays)
+        if f"{FLAT}{name}" in self.objective.reads:
+            made[f"{FLAT}{name}"] = _then(arrays, packed) if isinstance(arrays, Future) else packed(arrays)
+        return made
+
+    def _of_output(self, output: Any) -> dict[str, Any]:
+        torch = _torch()
+        flat = torch.as_tensor(np.concatenate(logprobs_of(output, self.batch)))
+        return {PACKED: self._leaf(PACKED, flat)}
+
+    def _of_graph(self, graph: Any) -> dict[str, Any]:
+        torch = _torch()
+        self.graph = graph
+        logprobs_of(graph.output, self.batch)
+        found = {PACKED: self._leaf(PACKED, torch.cat([one.detach() for one in graph.logprobs]))}
+        for name in self.objective.local:
+            if name.partition(".")[0] == "params":
+                found[name] = {key: self._leaf(f"params/{key}", one) for key, one in graph.inputs["params"].items()}
+            else:
+                parts = enumerate(graph.inputs[name])
+                found[name] = [self._leaf(f"{name}/{place}", one) for place, one in parts]
+        return found
+
+    def _leaf(self, name: str, array: Any) -> Any:
+        """A tensor that gradients end at, without what is behind it."""
+        leaf = self.leaves[name] = array.detach().requires_grad_()
+        return leaf
+
+    # The gradient, and the way back.
+
+    def linearised(self, output: LossOutput) -> dict[str, Any]:
+        """The gradient of the total at everything that terms were given of the model."""
+        if getattr(output.total, "requires_grad", False):
+            output.total.backward()
+        gradients = {name: leaf.grad for name, leaf in self.leaves.items()}
+        flat = gradients[PACKED]
+        if flat is not None and not bool(flat.isfinite().all()):
+            for place, part in enumerate(flat.split(self.batch.lengths)):
+                if not bool(part.isfinite().all()):
+                    kind = "nan" if bool(part.isnan().any()) else "inf"
+                    raise NonFiniteError(
+                        kind, f"datum {place}: the gradient of the loss is {kind} there; nothing was sent to the model"
+                    )
+        return gradients
+
+    def sent(self, gradients: Mapping[str, Any], output: LossOutput) -> CustomLossFuture:
+        """Send the backward."""
+        torch = _torch()
+        flat = gradients[PACKED]
+        if flat is None:
+            flat = torch.zeros_like(self.leaves[PACKED])
+        parts = flat.split(self.batch.lengths)
+        if self.graph is not None:
+            sent = [_done(self.graph.backward(self._structured(gradients, parts)))]
+        else:
+            arrays = [part.float().numpy() for part in parts]
+            before = [part.numpy() for part in self.leaves[PACKED].detach().split(self.batch.lengths)]
+            requests = self.surrogate.requests(self.batch.data, before, arrays)
+            sent = [self.client.forward_backward(request, self.surrogate.loss_fn) for request in requests]
+        self._told(output)
+        return CustomLossFuture(sent, lambda results: merged(results, output))
+
+    def _structured(self, gradients: Mapping[str, Any], logprobs: Sequence[Any]) -> dict[str, Any]:
+        """The gradients by name, in the form that a graph takes them in."""
+        made: dict[str, Any] = {"logprobs": list(logprobs)}
+        for name in self.objective.local:
+            if name.partition(".")[0] == "params":
+                found = gradients.items()
+                made["params"] = {key.partition("/")[2]: g for key, g in found if key.startswith("params/")}
+            else:
+                made[name] = [gradients[f"{name}/{place}"] for place in range(len(self.batch.data))]
+        return made
+
+
+def _references(given: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, bool]]:
+    """The references, checked as far as they are there, and whether each has a number for each target."""
+    if given is None:
+        return {}, {}
+    if not isinstance(given, Mapping):
+        expected = "a dict from names to one array per datum, or to a provider"
+        raise OptionError("forward_backward_custom", "references", given, expected)
+    found: dict[str, Any] = {}
+    for name, reference in cast("Mapping[Any, Any]", given).items():
+        if not isinstance(name, str):
+            raise OptionError("forward_backward_custom", "references", name, "names, each a string")
+        found[name] = reference if isinstance(reference, Provider) else checked(name, reference, batch.data)
+    whole = {
+        name: isinstance(reference, Provider) or any(array.ndim for array in reference)
+        for name, reference in found.items()
+    }
+    return found, whole
+
+
+def _then(promised: "Future[Any]", change: Callable[[Any], Any]) -> "Future[Any]":
+    """What a promise gives, changed."""
+    changed: Future[Any] = Future()
+
+    def keep(done: "Future[Any]") -> None:
+        try:
+            changed.set_result(change(done.result()))
+        except BaseException as error:
+            changed.set_exception(error)
+
+    promised.add_done_callback(keep)
+    return changed
+
+
+def _fulfil(promised: Mapping[str, "Future[Any]"], make: Callable[[], Mapping[str, Any]]) -> None:
+    """Keep promises with what a function gives, in a thread of their own."""
+
+    def work() -> None:
+        try:
+            found = make()
+        except BaseException as error:
+            for promise in promised.values():
+                promise.set_exception(error)
+            return
+        for name, promise in promised.items():
+            promise.set_result(found[name])
+
+    threading.Thread(target=work, name="penalties-forward", daemon=True).start()
+
+
+def _done(result: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+_lock: Final = threading.Lock()
+_shared: list[tuple[int, Executor]] = []
+
+
+def _default() -> Executor:
+    """The executor of calls that bring none: one for this process, made when it is first needed."""
+    with _lock:
+        if not _shared or _shared[0][0] != os.getpid():
+            _shared[:] = [(os.getpid(), Executor())]
+        return _shared[0][1]
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingLibraryError("forward_backward_custom", "torch", extra="torch") from error
+    return torch

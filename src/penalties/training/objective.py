@@ -1,0 +1,271 @@
+"""A base loss and regularizers as one pipeline over a batch: what each term reads, and how it is packed.
+
+The log-probabilities of a batch are one array, `flat_logprobs`, one sequence after the other. Terms that ask for a
+list, one array per datum, get views of it, so that a gradient is taken once for the batch and not for each datum.
+"""
+
+import inspect
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from ..errors import InputError, OptionError
+from ..pipeline import Evaluation, Pipeline, Term
+from ..pipeline.catalogue import BUILT_IN, SEPARABLE
+from ..pipeline.evaluate import compute
+from ..pipeline.output import BASE
+from . import losses
+
+__all__ = ["FLAT", "LOGPROBS", "PACKED", "Objective", "Unpacked", "objective_of"]
+
+FLAT: Final = "flat_"
+"""What the packed form of an input has before its name."""
+
+LOGPROBS: Final = "logprobs"
+PACKED: Final = "flat_logprobs"
+
+_ALWAYS: Final = ("data", LOGPROBS, PACKED, "lengths", "mask", "flat_mask")
+"""What every batch has."""
+
+_LOCAL: Final = ("params", "logits", "hidden")
+"""What only a model in this process has."""
+
+_KEPT: Final = 32
+"""Objectives that are kept: a loop passes the same regularizers again and again."""
+
+
+class Objective(NamedTuple):
+    """A pipeline as an executor runs it, and what it reads."""
+
+    pipeline: Pipeline
+    reads: tuple[str, ...]
+    """The names of its inputs, none of them twice."""
+    local: tuple[str, ...]
+    """Those that only a model in this process has."""
+
+
+class Unpacked:
+    """A term whose lists are cut out of packed arrays when it is called."""
+
+    def __init__(self, term: Term, packed: Mapping[str, str]) -> None:
+        """`packed` says for each list that the term reads which packed array it is a part of."""
+        self.term: Term = term
+        self.packed: dict[str, str] = dict(packed)
+        """By the name of each list."""
+        others = [name for name in dict.fromkeys(term.inputs.values()) if name not in packed]
+        self.reads: tuple[str, ...] = ("lengths", *dict.fromkeys(packed.values()), *others)
+
+    @property
+    def label(self) -> str:
+        """How a term shows what it is."""
+        return getattr(self.term.fn, "label", None) or self.term.name
+
+    def unchanged(self) -> dict[str, str]:
+        """The inputs that need not be shown."""
+        return {f"*{index}": name for index, name in enumerate(self.reads)}
+
+    def __call__(self, *inputs: Any, state: Any = None, step: Any = None) -> Evaluation:
+        """The term's evaluation."""
+        given = dict(zip(self.reads, inputs, strict=True))
+        lengths = given["lengths"]
+        for name, packed in self.packed.items():
+            given[name] = list(given[packed].split(lengths))
+        value, _, metrics, new = compute(self.term, given, step, state)
+        return Evaluation(value, None, metrics, new)
+
+
+def objective_of(
+    loss_fn: Any, regularizers: Any, references: Mapping[str, bool], timeout: float | None, *, local: bool
+) -> Objective:
+    """The objective that these make; the same one again for the same arguments.
+
+    `references` says of each whether it has a number for each target; if not it has one for each datum.
+    """
+    terms = _terms(regularizers)
+    for name in references:
+        if name in _ALWAYS or name.partition(".")[0] in _LOCAL or name.startswith(FLAT):
+            taken = ", ".join((*_ALWAYS, *_LOCAL))
+            raise OptionError("forward_backward_custom", "references", name, f"another name: {taken} are taken")
+    if loss_fn is None and not terms:
+        raise OptionError("forward_backward_custom", "loss_fn", None, "a loss, or regularizers, or both")
+    # By identity: a term that is made anew each time is sent to its worker each time.
+    key = (id(loss_fn), tuple(map(id, terms)), tuple(references.items()), timeout, local)
+    with _lock:
+        if key in _known:
+            _known.move_to_end(key)
+            return _known[key][0]
+    objective = _made(loss_fn, terms, references, timeout, local)
+    with _lock:
+        _known[key] = (objective, loss_fn, terms)
+        if len(_known) > _KEPT:
+            _known.popitem(last=False)
+    return objective
+
+
+_lock: Final = threading.Lock()
+_known: Final[OrderedDict[Any, tuple[Objective, Any, Any]]] = OrderedDict()
+_described: Final[OrderedDict[str, tuple[Term, ...]]] = OrderedDict()
+
+
+def _terms(regularizers: Any) -> tuple[Term, ...]:
+    """The terms, whatever form they were given in."""
+    if isinstance(regularizers, Pipeline):
+        if regularizers.base is not None:
+            expected = "a pipeline without a base: the base is loss_fn"
+            raise OptionError("forward_backward_custom", "regularizers", regularizers.name, expected)
+        return regularizers.terms
+    if isinstance(regularizers, str | Term | Mapping) or not isinstance(regularizers, Sequence):
+        expected = "a Pipeline, a list of terms, or a list of dicts with the arguments of a term"
+        raise OptionError("forward_backward_custom", "regularizers", cast("Any", regularizers), expected)
+    given = cast("Sequence[Any]", regularizers)
+    if not any(isinstance(entry, Mapping) for entry in given):
+        return Pipeline(given).terms
+    if not all(isinstance(entry, Mapping) for entry in given):
+        made = [Pipeline.from_config([cast("Any", one)]).terms[0] if isinstance(one, Mapping) else one for one in given]
+        return Pipeline(made).terms
+    # Dicts are often written in the loop: equal ones are the same terms.
+    key = json.dumps(given, default=lambda part: f"{type(part)} {id(part)}", sort_keys=True)
+    with _lock:
+        if key in _described:
+            return _described[key]
+    pipeline = Pipeline.from_config(given)
+    if pipeline.base is not None:
+        raise OptionError("forward_backward_custom", "regularizers", "base", "no base among them: the base is loss_fn")
+    with _lock:
+        _described[key] = pipeline.terms
+        if len(_described) > _KEPT:
+            _described.popitem(last=False)
+    return pipeline.terms
+
+
+def _made(
+    loss_fn: Any, terms: Sequence[Term], references: Mapping[str, bool], timeout: float | None, local: bool
+) -> Objective:
+    known = {*_ALWAYS, *references, *(f"{FLAT}{name}" for name, packable in references.items() if packable)}
+    base = None if loss_fn is None else _base(loss_fn, list(references))
+    resolved = [_packed(_timed(_called(term, known), timeout), known, local) for term in terms]
+    if base is not None:
+        base = _packed(_timed(base, timeout), known, local)
+    pipeline = Pipeline(resolved, base=base)
+    everything = [*resolved, *([] if base is None else [base])]
+    reads = tuple(dict.fromkeys(name for term in everything for name in term.inputs.values()))
+    return Objective(pipeline, reads, tuple(name for name in reads if name.partition(".")[0] in _LOCAL))
+
+
+def _base(loss_fn: Any, references: Sequence[str]) -> Term:
+    """The base loss as a term: a function as the SDK takes it, a name, a term, or the arguments of one."""
+    if isinstance(loss_fn, Term):
+        return loss_fn
+    options: Mapping[str, Any] = {}
+    if isinstance(loss_fn, Mapping):
+        given = dict(cast("Mapping[str, Any]", loss_fn))
+        if not isinstance(given.get("fn"), str) or given["fn"] not in losses.BY_NAME:
+            return Pipeline.from_config([given]).terms[0]
+        loss_fn, options = given.pop("fn"), given.pop("options", {})
+        if given:
+            expected = "only fn and options for a loss by name"
+            raise OptionError("forward_backward_custom", "loss_fn", next(iter(given)), expected)
+    if isinstance(loss_fn, str):
+        return _by_name(loss_fn, options, references)
+    if not callable(loss_fn):
+        expected = f"a function of (data, logprobs), one of {', '.join(losses.BY_NAME)}, a Term, or None"
+        raise OptionError("forward_backward_custom", "loss_fn", loss_fn, expected)
+    return Term(_SdkLoss(loss_fn), name=BASE, inputs=("data", LOGPROBS))
+
+
+def _by_name(name: str, options: Mapping[str, Any], references: Sequence[str]) -> Term:
+    if name not in losses.BY_NAME:
+        expected = f"one of {', '.join(losses.BY_NAME)}, or a function of (data, logprobs)"
+        raise OptionError("forward_backward_custom", "loss_fn", name, expected)
+    term = Term(losses.BY_NAME[name], name=BASE, options=options)
+    if "reference" not in term.inputs.values():
+        return term
+    if "reference" in references:
+        return term
+    if len(references) != 1:
+        there = ", ".join(references) or "none"
+        raise InputError(
+            f'{name}: needs log-probabilities to compare with, as references={{"reference": ...}}; there is {there}'
+        )
+    return term.replace(inputs={**term.inputs, "reference": references[0]})
+
+
+class _SdkLoss:
+    """A loss in the form that the SDK takes, `(data, logprobs) -> (loss, metrics)`, whatever its parameters are."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, data: Any, logprobs: Any) -> Any:
+        return self.function(data, logprobs)
+
+
+def _called(term: Term, known: set[str]) -> Term:
+    """The term as it is, unless none of its parameters is an input.
+
+    Then a function of two or three gets data, logprobs and its options; a penalty of one gets logprobs.
+    """
+    names = list(term.inputs.values())
+    if any(parameter != name for parameter, name in term.inputs.items()):
+        return term
+    if any(name in known or name.partition(".")[0] in _LOCAL for name in names):
+        return term
+    if term.fn in BUILT_IN.values():
+        return term.replace(inputs=LOGPROBS) if len(names) == 1 else term
+    if len(names) not in (2, 3):
+        return term
+    changed: dict[str, Any] = {"inputs": dict(zip(names, ("data", LOGPROBS), strict=False))}
+    if len(names) == 3:
+        changed["options"] = {names[2]: dict(term.options)}
+    return term.replace(**changed)
+
+
+def _timed(term: Term, timeout: float | None) -> Term:
+    return term if timeout is None or term.timeout is not None else term.replace(timeout=timeout)
+
+
+def _packed(term: Term, known: set[str], local: bool) -> Term:
+    """The same term over packed arrays."""
+    for name in term.inputs.values():
+        root = name.partition(".")[0]
+        if root in _LOCAL:
+            if not local:
+                raise InputError(
+                    f'{term.name}: reads "{name}", which is inside the model; this client gives log-probabilities '
+                    "alone: use a LocalTrainingClient"
+                )
+        elif name not in known:
+            there = ", ".join(sorted(known - {f"{FLAT}{one}" for one in known}))
+            raise InputError(f'{term.name}: no input is named "{name}"; there is {there}')
+    lists = [name for name in dict.fromkeys(term.inputs.values()) if f"{FLAT}{name}" in known]
+    if not lists:
+        return term
+    if term.fn in SEPARABLE and len(lists) == len(set(term.inputs.values())):
+        # Sums and means over all elements: over the packed arrays they are the same, in one piece.
+        inputs = {parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()}
+        return term.replace(inputs=_masked(term, inputs))
+    unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
+    return Term(
+        unpacked,
+        term.weight,
+        term.name,
+        unpacked.reads,
+        enabled=term.enabled,
+        differentiable=term.differentiable,
+        runs="async" if term.runs == "inline" and term.asynchronous else term.runs,
+        timeout=term.timeout,
+        on_error=term.on_error,
+        every=term.every,
+        idempotent=term.idempotent,
+    )
+
+
+def _masked(term: Term, inputs: dict[str, str]) -> dict[str, str]:
+    """Prompts do not count in a penalty that takes a mask, unless the term says what does."""
+    takes = "mask" in inspect.signature(term.fn).parameters
+    reads_logprobs = PACKED in inputs.values()
+    if takes and reads_logprobs and "mask" not in inputs and "mask" not in term.options:
+        return {**inputs, "mask": "flat_mask"}
+    return inputs
