@@ -444,5 +444,17 @@ def test_only_torch_hangs_on_what_a_function_holds(array: Any) -> None:
     ops = owner(array)
     assert ops is not None
     assert not ops.captures(array.sum(), [array])
+
     assert ops.zeros_like(array).tolist() == [0.0, 0.0]
-    assert ops.add_gradients(pn.l1, [array], [0], scale=1.0, mean=False, sum_at=lambda place: array, weight=1.0) is None
+    assert (
+        ops.add_gradients(
+            pn.l1, [array], [0], scale=1.0, mean=False, sum_at=lambda place: array, weight=1.0, slope=None
+        )
+        is None
+    )
+
+
+def test_a_value_without_a_graph_hangs_on_nothing() -> None:
+    ops = owner(torch.ones(2))
+    assert ops is not None
+    assert not ops.captures(torch.tensor(1.0), [torch.ones(2)])

@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import penalties as pn
 from penalties import telemetry
+from penalties.pipeline.reading import as_numbers
 from tests.libraries import DEVICE, JAX, LIBRARIES, TORCH, close
 
 needs_torch = pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
@@ -298,3 +300,15 @@ def test_a_gradient_without_the_name_of_its_input_is_refused() -> None:
 
     with pytest.raises(pn.TermError, match=r"alone: brought a gradient that is .*; expected a mapping"):
         pn.Pipeline([alone])(np.ones(2))
+
+
+def test_a_promise_without_an_executor_is_told() -> None:
+    def promised(x: Any) -> Any:
+        return Future()
+
+    with pytest.raises(pn.TermError, match='promised: returned an awaitable; give it runs="async"'):
+        pn.Pipeline([promised])(np.ones(2))
+
+
+def test_numbers_of_one_type_that_are_no_arrays() -> None:
+    assert as_numbers([1, 2]) == [1, 2]
