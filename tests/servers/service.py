@@ -181,7 +181,8 @@ class Service:
         return as_json({"type": "session_heartbeat"})
 
     def finish(self, session_id: str) -> Body:
-        self._session(session_id)
+        if session_id not in self._sessions:
+            raise Refused(404, f"no session {session_id}")
         self._sessions[session_id] = False
         return as_json(None)
 
