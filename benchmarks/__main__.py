@@ -33,6 +33,7 @@ BENCHMARKS = (
     "gradient_norms_jax",
     "representation",
     "term_memory",
+    "custom_loss",
 )
 
 

@@ -122,6 +122,23 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
     }
 
 
+def check(out: Any, x: torch.Tensor, about: str) -> None:
+    """Every healthy term is right, every other one was skipped, and so are the total and the gradient."""
+    plain = x.detach()
+    squared = (plain**2).sum()
+    expected = {term.name: squared for term in HEALTHY[1:]} | {HEALTHY[0].name: plain.abs().sum()}
+    for name, term in out.terms.items():
+        assert (term.value is None) == (name not in expected), f"{name} is {term.value}; {about}"
+        if term.value is not None:
+            _same(term.value.detach(), expected[name], f"{name}; {about}")
+    _same(out.total.detach(), 0.1 * sum(expected.values()), f"the total; {about}")
+    _same(x.grad, 0.1 * plain.sign() + 0.8 * plain, f"the gradient; {about}")
+
+
+def _same(found: Any, expected: Any, about: str) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda said: f"{about}\n{said}")
+
+
 def soak(seconds: float, seed: int = 0) -> tuple[int, list[dict[str, float]]]:
     """How many steps were made, and what was held at a hundred moments."""
     drawn = random.Random(seed)
@@ -144,11 +161,7 @@ def soak(seconds: float, seed: int = 0) -> tuple[int, list[dict[str, float]]]:
             wrt = drawn.choice((None, "x"))
             out: Any = executor.run(pn.Pipeline(terms), {"x": x}, wrt=wrt, state=states[executor])
             out.total.backward()
-            plain = x.detach()
-            torch.testing.assert_close(
-                out.total.detach(), 0.1 * plain.abs().sum() + 0.4 * (plain**2).sum(), rtol=1e-4, atol=1e-4
-            )
-            torch.testing.assert_close(x.grad, 0.1 * plain.sign() + 0.8 * plain, rtol=1e-4, atol=1e-4)
+            check(out, x, f"step {steps}, wrt={wrt}, {[term.name for term in terms]}")
             states[executor] = out.state
             del out
             steps += 1

@@ -1,0 +1,13 @@
+"""Two minutes of training with terms everywhere, some of which fail; an hour of it is `python -m benchmarks.soak`."""
+
+import pytest
+from benchmarks.soak import grown, soak
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(400)
+def test_two_minutes_leave_nothing_behind() -> None:
+    steps, samples = soak(120.0)
+    assert steps > 200
+    assert not grown(samples)
