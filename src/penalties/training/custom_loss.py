@@ -116,7 +116,8 @@ class _Call:
         self.surrogate = surrogate_of(server)
         self.batch = Batch.of(data)
         self.given, packable = _references(references, self.batch)
-        self.objective = objective_of(loss_fn, regularizers, packable, timeout, local=self.local)
+        rows = self.batch.candidates is not None
+        self.objective = objective_of(loss_fn, regularizers, packable, timeout, rows=rows, local=self.local)
         self.batch.check(self.objective)
         self.leaves: dict[str, Any] = {}
         self.graph: Any = None

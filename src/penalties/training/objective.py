@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from ..errors import InputError, OptionError
 from ..pipeline import Evaluation, Pipeline, Term
-from ..pipeline.catalogue import BUILT_IN, SEPARABLE
+from ..pipeline.catalogue import BUILT_IN, OVER_CLASSES, SEPARABLE
 from ..pipeline.evaluate import compute
 from ..pipeline.output import BASE
 from . import losses
@@ -77,11 +77,18 @@ class Unpacked:
 
 
 def objective_of(
-    loss_fn: Any, regularizers: Any, references: Mapping[str, bool], timeout: float | None, *, local: bool
+    loss_fn: Any,
+    regularizers: Any,
+    references: Mapping[str, bool],
+    timeout: float | None,
+    *,
+    rows: bool,
+    local: bool,
 ) -> Objective:
     """The objective that these make; the same one again for the same arguments.
 
-    `references` says of each whether it has a number for each target; if not it has one for each datum.
+    `references` says of each whether it has a number for each target; if not it has one for each datum. `rows` says
+    that each place has several targets, so that the packed arrays have rows.
     """
     terms = _terms(regularizers)
     for name in references:
@@ -91,12 +98,12 @@ def objective_of(
     if loss_fn is None and not terms:
         raise OptionError("forward_backward_custom", "loss_fn", None, "a loss, or regularizers, or both")
     # By identity: a term that is made anew each time is sent to its worker each time.
-    key = (id(loss_fn), tuple(map(id, terms)), tuple(references.items()), timeout, local)
+    key = (id(loss_fn), tuple(map(id, terms)), tuple(references.items()), timeout, rows, local)
     with _lock:
         if key in _known:
             _known.move_to_end(key)
             return _known[key][0]
-    objective = _made(loss_fn, terms, references, timeout, local)
+    objective = _made(loss_fn, terms, references, timeout, rows, local)
     with _lock:
         _known[key] = (objective, loss_fn, terms)
         if len(_known) > _KEPT:
@@ -141,13 +148,13 @@ def _terms(regularizers: Any) -> tuple[Term, ...]:
 
 
 def _made(
-    loss_fn: Any, terms: Sequence[Term], references: Mapping[str, bool], timeout: float | None, local: bool
+    loss_fn: Any, terms: Sequence[Term], references: Mapping[str, bool], timeout: float | None, rows: bool, local: bool
 ) -> Objective:
     known = {*_ALWAYS, *references, *(f"{FLAT}{name}" for name, packable in references.items() if packable)}
     base = None if loss_fn is None else _base(loss_fn, list(references))
-    resolved = [_packed(_timed(_called(term, known), timeout), known, local) for term in terms]
+    resolved = [_packed(_timed(_called(term, known), timeout), known, rows, local) for term in terms]
     if base is not None:
-        base = _packed(_timed(base, timeout), known, local)
+        base = _packed(_timed(base, timeout), known, rows, local)
     pipeline = Pipeline(resolved, base=base)
     everything = [*resolved, *([] if base is None else [base])]
     reads = tuple(dict.fromkeys(name for term in everything for name in term.inputs.values()))
@@ -226,7 +233,7 @@ def _timed(term: Term, timeout: float | None) -> Term:
     return term if timeout is None or term.timeout is not None else term.replace(timeout=timeout)
 
 
-def _packed(term: Term, known: set[str], local: bool) -> Term:
+def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
     """The same term over packed arrays."""
     for name in term.inputs.values():
         root = name.partition(".")[0]
@@ -245,7 +252,7 @@ def _packed(term: Term, known: set[str], local: bool) -> Term:
     if term.fn in SEPARABLE and len(lists) == len(set(term.inputs.values())):
         # Sums and means over all elements: over the packed arrays they are the same, in one piece.
         inputs = {parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()}
-        return term.replace(inputs=_masked(term, inputs))
+        return term.replace(inputs=_masked(term, inputs, rows))
     unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
     return Term(
         unpacked,
@@ -262,10 +269,9 @@ def _packed(term: Term, known: set[str], local: bool) -> Term:
     )
 
 
-def _masked(term: Term, inputs: dict[str, str]) -> dict[str, str]:
-    """Prompts do not count in a penalty that takes a mask, unless the term says what does."""
-    takes = "mask" in inspect.signature(term.fn).parameters
-    reads_logprobs = PACKED in inputs.values()
-    if takes and reads_logprobs and "mask" not in inputs and "mask" not in term.options:
+def _masked(term: Term, inputs: dict[str, str], rows: bool) -> dict[str, str]:
+    """Prompts do not count in a penalty that takes a mask of places, unless the term says what does."""
+    takes = "mask" in inspect.signature(term.fn).parameters and (rows or term.fn not in OVER_CLASSES)
+    if takes and PACKED in inputs.values() and "mask" not in inputs and "mask" not in term.options:
         return {**inputs, "mask": "flat_mask"}
     return inputs
