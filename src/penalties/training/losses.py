@@ -1,0 +1,312 @@
+"""Base losses of a batch, by name: functions of the data and the log-probabilities of their targets.
+
+Each takes the data, one tensor of log-probabilities per datum, and perhaps a reference, one array per datum, and gives
+`(loss, metrics)`. `weights` and what else a loss needs are in each datum's `loss_fn_inputs`; without `weights` every
+target counts 1. An error names the datum.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ..backends import owner
+from ..errors import InputError, MissingLibraryError
+from ..functional import kl_divergence, kl_estimate
+from ..functional import renormalize as renormalized
+from ..functional.options import POSITIVE, check_choice, check_flag, check_number, penalty
+from ..functional.reduction import reduce
+from .adapters_packing import REDUCTIONS, candidates, extremes
+from .reading import inputs_of, numpy_of, targets_of, weights_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["BY_NAME", "cross_entropy", "dpo", "importance_sampling", "reverse_kl"]
+
+Result = tuple["Tensor", dict[str, Any]]
+
+
+@penalty
+def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
+    """`Σ −logprob·weight`, as the service computes it.
+
+    Metrics: `mean_nll`, the mean of −logprob, each counted by the size of its weight, and `perplexity`, its
+    exponential. A batch in which every weight is 0 has neither.
+
+    >>> import torch
+    >>> from penalties.training import Datum, ModelInput
+    >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 2.0]})
+    >>> loss, metrics = cross_entropy([datum], [torch.tensor([-5.0, -1.0])])
+    >>> loss.item(), metrics["mean_nll"].item()
+    (2.0, 1.0)
+    """
+    batch = _read("cross_entropy", data, logprobs)
+    given = batch.weights()
+    weights = batch.beside(given)
+    nll = -batch.shown(weights != 0)
+    loss = (weights * nll).sum()
+    total = float(np.abs(given).sum())
+    if total == 0:
+        return loss, {}
+    mean = (weights.abs() * nll.detach()).sum() / total
+    return loss, {"mean_nll": mean, "perplexity": mean.exp()}
+
+
+@penalty
+def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
+    """`−Σ exp(logprob − old)·advantage`, with `logprobs`, the old ones, and `advantages` in the data, as the service.
+
+    A target of advantage 0 does not count. Metrics over those that do: `ratio_mean`, `ratio_max`, and `kl`, an estimate
+    (k3) of how far the model has moved from the one that drew them; 0 where none does.
+
+    >>> import torch
+    >>> from penalties.training import Datum, ModelInput
+    >>> inputs = {"target_tokens": [2, 3], "logprobs": [-1.0, -1.0], "advantages": [0.5, -1.0]}
+    >>> loss, metrics = importance_sampling([Datum(ModelInput.from_ints([1, 2]), inputs)], [torch.tensor([-1.0, -1.0])])
+    >>> loss.item(), metrics["ratio_mean"].item()
+    (0.5, 1.0)
+    """
+    batch = _read("importance_sampling", data, logprobs)
+    advantages, old = batch.inputs("advantages"), batch.inputs("logprobs")
+    counts = advantages != 0
+    now = batch.shown(counts)
+    before = old.where(counts, 0.0)
+    ratio = (now - before).exp()
+    loss = -(ratio * advantages).sum()
+    counted = counts.to(ratio)
+    still = ratio.detach()
+    return loss, {
+        "ratio_mean": (still * counted).sum() / counted.sum().clamp(min=1.0),
+        "ratio_max": (still * counted).amax(),
+        "kl": kl_estimate(before, now.detach(), mask=counted),
+    }
+
+
+@penalty
+def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[Any], *, beta: float = 0.1) -> "Result":
+    """Direct preference optimization (Rafailov et al., 2023) of pairs of data, the chosen one first.
+
+    With `r = β·Σ weight·(logprob − reference)` of a sequence, its reward, the loss is the mean over pairs of
+    `−log σ(r_chosen − r_rejected)`. Metrics, means over pairs: `accuracy`, how often the chosen one has the larger
+    reward, `margin` between the two, `chosen_reward` and `rejected_reward`.
+
+    >>> import torch
+    >>> from penalties.training import Datum, ModelInput
+    >>> pair = [Datum(ModelInput.from_ints([1]), {"target_tokens": [token]}) for token in (2, 3)]
+    >>> initial = [torch.tensor([-1.0]), torch.tensor([-1.0])]
+    >>> loss, metrics = dpo(pair, [torch.tensor([-0.5]), torch.tensor([-2.0])], initial, beta=1.0)
+    >>> round(loss.item(), 4), metrics["margin"].item()
+    (0.2014, 1.5)
+    """
+    torch = _torch("dpo")
+    beta = check_number("dpo", "beta", beta, "a finite number above 0", low=POSITIVE)
+    batch = _read("dpo", data, logprobs)
+    for place, shape in enumerate(batch.shapes):
+        if len(shape) != 1:
+            raise InputError(
+                f"datum {place}: its target_tokens have shape {shape}; dpo compares sequences, with one target at "
+                "each place, (N,)"
+            )
+    if len(data) % 2:
+        raise InputError(
+            f"datum {len(data) - 1}: has no partner among {len(data)} data; dpo takes pairs: chosen, rejected, chosen, "
+            "rejected"
+        )
+    weights = batch.beside(batch.weights())
+    counts = weights != 0
+    moved: Any = (batch.shown(counts) - batch.arrays("reference", reference).where(counts, 0.0)) * weights
+    parts = moved.split([shape[0] for shape in batch.shapes])
+    rewards = beta * torch.stack([part.sum() for part in parts])
+    chosen, rejected = rewards[0::2], rewards[1::2]
+    margins = chosen - rejected
+    still = margins.detach()
+    return -torch.nn.functional.logsigmoid(margins).mean(), {
+        "accuracy": (still > 0).to(still).mean(),
+        "margin": still.mean(),
+        "chosen_reward": chosen.detach().mean(),
+        "rejected_reward": rejected.detach().mean(),
+    }
+
+
+@penalty
+def reverse_kl(
+    data: Sequence[Any],
+    logprobs: "Sequence[Tensor]",
+    reference: Sequence[Any],
+    *,
+    renormalize: bool = True,
+    reduction: str = "mean",
+) -> "Result":
+    """KL(student ‖ teacher) at each place over its K candidates, with the teacher's log-probabilities as `reference`.
+
+    `renormalize=True` divides both by what they give to the K together, so that each sums to one there, and compares
+    these; `False` sums `p·(log p − log q)` over the K as they are, which is a part of the divergence over all tokens
+    and may be negative. A place counts by its weight, and the mean is by their sizes; a candidate of weight 0 is left
+    out. Metrics: `reverse_kl`, the mean, `reverse_kl_max` and `reverse_kl_min`, and `student_mass` and `teacher_mass`,
+    the mean probability that each gives to the K together before renormalisation.
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from penalties.training import Datum, ModelInput
+    >>> datum = Datum(ModelInput.from_ints([1]), {"target_tokens": [[2, 3]]})
+    >>> loss, metrics = reverse_kl([datum], [torch.tensor([[0.5, 0.5]]).log()], [np.log([[0.09, 0.01]])])
+    >>> round(loss.item(), 6), round(metrics["teacher_mass"].item(), 6)
+    (0.510826, 0.1)
+    """
+    check_flag("reverse_kl", "renormalize", renormalize)
+    check_choice("reverse_kl", "reduction", reduction, REDUCTIONS)
+    batch = _read("reverse_kl", data, logprobs)
+    width = batch.shapes[0][-1]
+    for place, shape in enumerate(batch.shapes):
+        if len(shape) != 2 or shape[1] != width:
+            expected = "(N, K)" if len(shape) != 2 else f"(N, {width}), as datum 0 has"
+            raise InputError(
+                f"datum {place}: its target_tokens have shape {shape}; reverse_kl compares distributions over K "
+                f"candidates at each place: expected {expected}"
+            )
+    weights = batch.weights().reshape(-1, width)
+    per_place = batch.beside(_per_place(weights, batch.shapes))
+    ops = owner(batch.flat)
+    assert ops is not None, "it is a tensor"
+    shown = batch.beside(weights) != 0
+    student = candidates(ops, batch.flat.reshape(-1, width), shown)
+    teacher = candidates(ops, batch.arrays("reference", reference).reshape(-1, width), shown)
+    p, q = (renormalized(student), renormalized(teacher)) if renormalize else (student, teacher)
+    values = kl_divergence(p, q, reduction="none")
+    loss = (per_place * values).sum()
+    counted = per_place.abs()
+    size = counted.sum()
+    metrics = {
+        **extremes(ops, values, counted, "reverse_kl"),
+        "student_mass": reduce(ops, student.detach().exp().sum(-1), "mean", counted),
+        "teacher_mass": reduce(ops, teacher.exp().sum(-1), "mean", counted),
+    }
+    return loss if reduction == "sum" else loss / size.where(size > 0, 1.0), metrics
+
+
+BY_NAME: Final[dict[str, Callable[..., Any]]] = {
+    "cross_entropy": cross_entropy,
+    "importance_sampling": importance_sampling,
+    "dpo": dpo,
+    "reverse_kl": reverse_kl,
+}
+"""The base losses that a call may name."""
+
+
+class _Read(NamedTuple):
+    """A batch, checked: all its log-probabilities in one row."""
+
+    loss: str
+    data: Sequence[Any]
+    shapes: list[tuple[int, ...]]
+    flat: "Tensor"
+
+    def weights(self) -> np.ndarray[Any, Any]:
+        """How much every target counts."""
+        found = [weights_of(place, datum, self.shapes[place]) for place, datum in enumerate(self.data)]
+        return np.concatenate([array.reshape(-1) for array in found])
+
+    def inputs(self, name: str) -> "Tensor":
+        """An array of each datum's `loss_fn_inputs`."""
+        found: list[Any] = []
+        for place, datum in enumerate(self.data):
+            given = inputs_of(place, datum)
+            if name not in given:
+                there = ", ".join(given)
+                raise InputError(f"datum {place}: {self.loss} needs {name} in its loss_fn_inputs; there is {there}")
+            found.append(given[name])
+        return self.arrays(name, found)
+
+    def arrays(self, name: str, given: Sequence[Any]) -> "Tensor":
+        """One array per datum, each in the form of its targets, as one row."""
+        if len(given) != len(self.data):
+            first = min(len(given), len(self.data))
+            raise InputError(
+                f"datum {first}: {self.loss} has {len(self.data)} data and {len(given)} entries in {name}; expected "
+                "one for each"
+            )
+        parts: list[Any] = []
+        for place, (one, shape) in enumerate(zip(given, self.shapes, strict=True)):
+            if one is None:
+                raise InputError(f"datum {place}: {self.loss} has no {name} for it; expected an array of shape {shape}")
+            array = one.detach() if hasattr(one, "detach") else np.array(numpy_of(one))
+            if tuple(array.shape) != shape:
+                raise InputError(
+                    f"datum {place}: the shape of its {name} is {tuple(array.shape)} and that of its target_tokens "
+                    f"{shape}"
+                )
+            parts.append(self.beside(array).reshape(-1))
+        flat = _torch(self.loss).cat(parts)
+        _check_numbers(name, flat, self.shapes)
+        return flat
+
+    def beside(self, array: Any) -> "Tensor":
+        """An array as a tensor like the log-probabilities."""
+        return _torch(self.loss).as_tensor(array, dtype=self.flat.dtype, device=self.flat.device)
+
+    def shown(self, counts: "Tensor") -> "Tensor":
+        """The log-probabilities where they count, and 0 elsewhere, whatever stands there."""
+        return self.flat.where(counts, 0.0)
+
+
+def _read(loss: str, data: Sequence[Any], logprobs: "Sequence[Tensor]") -> _Read:
+    torch = _torch(loss)
+    if len(data) == 0:
+        raise InputError(f"{loss}: got no data; expected at least one datum")
+    if len(data) != len(logprobs):
+        first = min(len(data), len(logprobs))
+        raise InputError(f"datum {first}: {loss} has {len(data)} data and {len(logprobs)} arrays of logprobs")
+    shapes: list[tuple[int, ...]] = []
+    for place, (datum, found) in enumerate(zip(data, logprobs, strict=True)):
+        shape = targets_of(place, datum).shape
+        if tuple(found.shape) != shape:
+            raise InputError(
+                f"datum {place}: its logprobs have shape {tuple(found.shape)} and its target_tokens {shape}"
+            )
+        shapes.append(shape)
+    flat = torch.cat([found.reshape(-1) for found in logprobs])
+    flat = flat if flat.element_size() >= 4 else flat.float()
+    _check_numbers("logprobs", flat, shapes)
+    return _Read(loss, data, shapes, flat)
+
+
+def _check_numbers(name: str, flat: "Tensor", shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse NaN, and say whose it is."""
+    missing = flat.detach().isnan()
+    # One transfer for the batch; which datum it is, is asked only where there is one.
+    if bool(missing.any()):
+        first = int(missing.nonzero()[0])
+        place = _datum_of(first, [math.prod(shape) for shape in shapes])
+        raise InputError(f"datum {place}: there is nan in its {name}; expected numbers")
+
+
+def _datum_of(row: int, sizes: Sequence[int]) -> int:
+    """The datum that a row of a packed array belongs to."""
+    return int(np.searchsorted(np.cumsum(sizes), row, side="right"))
+
+
+def _per_place(weights: np.ndarray[Any, Any], shapes: Sequence[tuple[int, ...]]) -> np.ndarray[Any, Any]:
+    """How much each place counts: what its candidates count, all alike but those that are left out."""
+    counts = weights != 0
+    high = np.where(counts, weights, -np.inf).max(-1)
+    low = np.where(counts, weights, np.inf).min(-1)
+    uneven = counts.any(-1) & (high != low)
+    if uneven.any():
+        row = int(np.flatnonzero(uneven)[0])
+        place = _datum_of(row, [shape[0] for shape in shapes])
+        raise InputError(
+            f"datum {place}: the weights of the candidates at one of its places differ, {low[row]:g} to "
+            f"{high[row]:g}; reverse_kl takes one weight for a place, and 0 for a candidate to leave out: a teacher's "
+            "probabilities go into the reference, as log-probabilities"
+        )
+    return np.where(counts.any(-1), high, 0.0)
+
+
+def _torch(loss: str) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingLibraryError(loss, "torch", extra="torch") from error
+    return torch
