@@ -1,0 +1,301 @@
+"""References: one array per datum that travels beside the data, given, or made by a provider.
+
+A reference is a list of arrays, each in the form of its datum's `target_tokens`, or a provider, which makes them while
+the forward of the step is under way: `initial()`, `client(teacher)`, `perturbed()`, or any object with their `start`.
+"""
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+
+from ..errors import InputError, OptionError, said
+from ..functional.options import check_count, check_flag, check_number
+from .reading import numpy_of, targets_of, tokens_of
+from .references_asking import Arrays, Memory, answered, failed, key_of, promise, ready
+from .surrogates import FORWARD, forward_data
+
+__all__ = ["Initial", "Perturbed", "Provider", "Teacher", "checked", "client", "initial", "perturbed"]
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """Makes a reference for the data of a step.
+
+    >>> isinstance(initial(), Provider)
+    True
+    """
+
+    def start(self, client: Any, data: Sequence[Any], *, step: Any) -> "Future[Arrays]":
+        """Ask for one array per datum, and do not wait for them; what goes wrong is in the future."""
+        ...
+
+
+def initial() -> "Initial":
+    """Log-probabilities of the model before training: what a KL penalty or DPO compares with.
+
+    >>> initial()
+    initial()
+    """
+    return Initial()
+
+
+def client(teacher: Any, cache: bool = False) -> "Teacher":
+    """Log-probabilities of another client's model, asked for at each step, or once for each datum with `cache=True`."""
+    return Teacher(teacher, cache)
+
+
+def perturbed(token_dropout: float = 0.1, seed: int = 0, replacement: int = 0) -> "Perturbed":
+    """Log-probabilities of the same targets after a perturbed input: what a consistency penalty compares with.
+
+    Each token but the first is replaced by the token `replacement` with probability `token_dropout`. The draw is
+    another at each step, and the same one whenever that step is repeated; without a step it is the same at each call.
+
+    >>> perturbed(token_dropout=0.2)
+    perturbed(token_dropout=0.2, seed=0, replacement=0)
+    """
+    return Perturbed(token_dropout, seed, replacement)
+
+
+class Initial:
+    """Makes log-probabilities of the model before training, once for each datum, by its content.
+
+    With a client that can go back to its first state (`forward_initial`) they are right at any time. With any other
+    the model is asked while it is untrained: at the first step, and before it by `prepare`, as often as you like. A
+    datum that is new after the first step is an error, so that a trained model never passes for the first one. It
+    belongs to one client. To go on with a run, `save` what it knows and `load` that into a new one.
+    """
+
+    def __init__(self) -> None:
+        """Knows nothing yet."""
+        self._memory = Memory()
+        self._begun: object = None
+        """The last step that began, where one did."""
+        self._client: Callable[[], Any] | None = None
+
+    def __repr__(self) -> str:
+        """As it is made."""
+        return "initial()"
+
+    def __len__(self) -> int:
+        """How many data it knows."""
+        return len(self._memory)
+
+    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
+        """Ask for the log-probabilities of data at a step."""
+        try:
+            return self._asked(client, list(data), begins=True)
+        except Exception as error:
+            return failed(error)
+
+    def prepare(self, client: Any, data: Sequence[Any], timeout: float | None = None) -> None:
+        """Ask for the log-probabilities of data before the first step, and wait until they are known."""
+        self._asked(client, list(data), begins=False).result(timeout)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what it knows to a file (.npz), whole or not at all."""
+        self._memory.save(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Know what `save` wrote; the model counts as trained from then on."""
+        self._memory.load("initial", path)
+        self._begun = path
+
+    def _asked(self, client: Any, data: list[Any], *, begins: bool) -> "Future[Arrays]":
+        self._check_client(client)
+        keys = [key_of(place, datum) for place, datum in enumerate(data)]
+        exact = callable(getattr(client, "forward_initial", None))
+        before, mark = self._begun, object()
+
+        def send(places: list[int]) -> Callable[[], Arrays]:
+            if places and before is not None and not exact:
+                raise InputError(
+                    f"initial: datum {places[0]}: is new, and the model was trained since the first step, so that what "
+                    "it gave before cannot be had any more; call prepare(client, data) with all data before the first "
+                    "step"
+                )
+            # Sent from here, not from a thread: it must come before whatever trains the model next.
+            sent = _sent("initial", client, forward_data([data[place] for place in places]), exact) if places else None
+            self._begun = mark if begins else before
+            return lambda: answered("initial", data, places, sent)
+
+        def lost() -> None:
+            # The step failed, so that nothing was trained in it, and may be tried again.
+            if self._begun is mark:
+                self._begun = before
+
+        return self._memory.ask(keys, send, lost)
+
+    def _check_client(self, client: Any) -> None:
+        if self._client is None:
+            try:
+                self._client = weakref.ref(client)
+            except TypeError:
+                self._client = lambda: client
+        elif self._client() is not client:
+            raise InputError(
+                "initial: was used with another client before, whose model may be another; make an initial() for each "
+                "client, or, where it is the same model, save this one and load it into a new one"
+            )
+
+
+class Teacher:
+    """Makes log-probabilities by the forward of another client."""
+
+    def __init__(self, teacher: Any, cache: bool = False) -> None:
+        """Of a client with the method `forward`."""
+        if not callable(getattr(teacher, "forward", None)):
+            raise OptionError("client", "teacher", teacher, "a client, with a method forward")
+        check_flag("client", "cache", cache)
+        self.teacher = teacher
+        self._memory = Memory() if cache else None
+
+    def __repr__(self) -> str:
+        """As it is made."""
+        cached = ", cache=True" if self._memory is not None else ""
+        return f"client({type(self.teacher).__name__}{cached})"
+
+    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
+        """Ask the teacher."""
+        listed = list(data)
+
+        def send(places: Sequence[int]) -> Callable[[], Arrays]:
+            def answer() -> Arrays:
+                sent = _sent("client", self.teacher, forward_data([listed[place] for place in places]), False)
+                return answered("client", listed, places, sent)
+
+            # As a whole in the thread that waits: a teacher may take its time already to take the data.
+            return answer
+
+        try:
+            for place, datum in enumerate(listed):
+                targets_of(place, datum)
+            if self._memory is not None:
+                return self._memory.ask([key_of(place, datum) for place, datum in enumerate(listed)], send)
+        except Exception as error:
+            return failed(error)
+        return promise(send(range(len(listed)))) if listed else ready([])
+
+
+@dataclasses.dataclass(frozen=True)
+class Perturbed:
+    """Makes log-probabilities of the same targets after other tokens."""
+
+    token_dropout: float = 0.1
+    seed: int = 0
+    replacement: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be drawn with."""
+        chance = self.token_dropout
+        check_number("perturbed", "token_dropout", chance, "a probability, from 0 to 1", low=0, high=1)
+        check_count("perturbed", "seed", self.seed, 0)
+        check_count("perturbed", "replacement", self.replacement, 0)
+
+    def __repr__(self) -> str:
+        """As it is made."""
+        return f"perturbed(token_dropout={self.token_dropout}, seed={self.seed}, replacement={self.replacement})"
+
+    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
+        """Ask the same client for the same targets after perturbed inputs."""
+        listed = list(data)
+        if not listed:
+            return ready([])
+        try:
+            for place, datum in enumerate(listed):
+                targets_of(place, datum)
+            changed = [self._changed(place, datum, step) for place, datum in enumerate(listed)]
+            sent = _sent("perturbed", client, forward_data(changed), False)
+        except Exception as error:
+            return failed(error)
+        return promise(lambda: answered("perturbed", listed, range(len(listed)), sent))
+
+    def _changed(self, place: int, datum: Any, step: Any) -> Any:
+        try:
+            tokens = tokens_of(place, datum)
+        except ValueError as error:
+            raise InputError(f"perturbed: datum {place}: its model_input is not of tokens alone ({error})") from error
+        source = [int(self.seed), 0 if step is None else int(step) + 1, place]
+        replaced = np.random.default_rng(source).random(tokens.size) < self.token_dropout
+        replaced[:1] = False
+        tokens = np.where(replaced, self.replacement, tokens)
+        kind = cast("Any", type(datum.model_input))
+        return _reading(datum, kind.from_ints(tokens.tolist()))
+
+
+def checked(name: str, given: Any, data: Sequence[Any]) -> Arrays:
+    """The arrays of a reference, checked: one for each datum, each in the form of its targets, or one number.
+
+    A reference of numbers, as rewards are, has one for each datum, and the arrays are 0-d. Everything is finite. An
+    error names the reference, the datum and both shapes.
+
+    >>> from penalties.training import Datum, ModelInput
+    >>> data = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+    >>> checked("teacher", [[-1.0, -2.0]], data)
+    [array([-1., -2.], dtype=float32)]
+    >>> checked("reward", [0.5], data)
+    [array(0.5, dtype=float32)]
+    """
+    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        kind = type(cast("object", given)).__name__
+        raise InputError(
+            f'reference "{name}": got {kind}; expected a list with one array for each datum, or a provider'
+        )
+    entries: list[Any] = list(cast("Sequence[Any]", given))
+    if len(entries) != len(data):
+        raise InputError(
+            f'reference "{name}": datum {min(len(entries), len(data))}: there are {len(entries)} entries for '
+            f"{len(data)} data; expected one for each"
+        )
+    made: Arrays = []
+    for place, (entry, datum) in enumerate(zip(entries, data, strict=True)):
+        shape = targets_of(place, datum).shape
+        if entry is None:
+            raise InputError(f'reference "{name}": datum {place}: got None; expected an array of shape {shape}')
+        try:
+            with np.errstate(over="ignore"):
+                array = np.array(numpy_of(entry), dtype=np.float32)
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f'reference "{name}": datum {place}: is no array of numbers ({said(error)})') from error
+        if array.shape not in (shape, ()):
+            raise InputError(
+                f'reference "{name}": datum {place}: has shape {array.shape}; expected {shape}, as its target_tokens '
+                "have, or one number"
+            )
+        if made and (array.ndim == 0) != (made[0].ndim == 0):
+            raise InputError(
+                f'reference "{name}": datum {place}: has shape {array.shape} and datum 0 {made[0].shape}; expected one '
+                "number for every datum, or for none"
+            )
+        if not np.isfinite(array).all():
+            kind = "nan" if np.isnan(array).any() else "inf"
+            raise InputError(f'reference "{name}": datum {place}: holds {kind}; expected finite numbers')
+        made.append(array)
+    return made
+
+
+def _sent(provider: str, client: Any, data: list[Any], first: bool) -> Any:
+    """The client's own future of a forward."""
+    method = "forward_initial" if first else "forward"
+    ask = getattr(client, method, None)
+    if not callable(ask):
+        raise InputError(f"{provider}: the client, {type(client).__name__}, has no method {method}; expected one")
+    try:
+        return ask(data) if first else ask(data, FORWARD)
+    except Exception as error:
+        raise InputError(f"{provider}: its {method} raised {said(error)}") from error
+
+
+def _reading(datum: Any, model_input: Any) -> Any:
+    """The same datum, of the same type, that reads something else."""
+    kind = cast("Any", type(datum))
+    if dataclasses.is_dataclass(kind):
+        made: Any = dataclasses.replace(datum, model_input=model_input)
+        return made
+    if hasattr(datum, "model_copy"):
+        return datum.model_copy(update={"model_input": model_input})
+    return kind(model_input=model_input, loss_fn_inputs=datum.loss_fn_inputs)

@@ -1,0 +1,233 @@
+"""Asking a client for log-probabilities without waiting for them, and remembering what it said."""
+
+import asyncio
+import hashlib
+import inspect
+import math
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from ..errors import InputError, said
+from .reading import numpy_of, targets_of, tokens_of
+
+__all__ = ["Arrays", "Memory", "answered", "failed", "key_of", "promise", "ready", "waited"]
+
+Arrays: TypeAlias = list[np.ndarray[Any, Any]]
+"""One array for each of some data."""
+
+T = TypeVar("T")
+
+_VERSION: Final = 1
+
+
+def promise(work: Callable[[], T]) -> "Future[T]":
+    """What a function will give, computed in a thread of its own that ends with it and keeps nothing alive."""
+    promised: Future[T] = Future()
+
+    def run() -> None:
+        if not promised.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            promised.set_exception(error)
+        else:
+            promised.set_result(result)
+
+    threading.Thread(target=run, name="penalties-reference", daemon=True).start()
+    return promised
+
+
+def ready(value: T) -> "Future[T]":
+    """A promise that is kept already."""
+    promised: Future[T] = Future()
+    promised.set_result(value)
+    return promised
+
+
+def failed(error: BaseException) -> "Future[Any]":
+    """A promise that is broken already."""
+    promised: Future[Any] = Future()
+    promised.set_exception(error)
+    return promised
+
+
+def waited(later: Any) -> Any:
+    """What a client's future gives, whatever kind it is; blocks. What is no future is the result itself."""
+    if callable(getattr(later, "result", None)):
+        return later.result()
+    if inspect.isawaitable(later):
+
+        async def arrival() -> Any:
+            return await later
+
+        return asyncio.run(arrival())
+    return later
+
+
+def answered(provider: str, data: Sequence[Any], places: Sequence[int], sent: Any) -> Arrays:
+    """The log-probabilities that a client's future gives for the data at these places; an error names who asked."""
+    try:
+        output = waited(sent)
+    except Exception as error:
+        some = "" if len(places) == len(data) else f", asked for data {', '.join(map(str, places))},"
+        raise InputError(f"{provider}: its forward{some} raised {said(error)}") from error
+    listed = getattr(output, "loss_fn_outputs", None)
+    if not isinstance(listed, Sequence):
+        raise InputError(
+            f"{provider}: its forward gave {type(output).__name__}; expected an output with loss_fn_outputs, one per "
+            "datum"
+        )
+    outputs = cast("Sequence[Any]", listed)
+    if len(outputs) != len(places):
+        raise InputError(f"{provider}: its forward gave {len(outputs)} outputs for {len(places)} data")
+    found: Arrays = []
+    for place, one in zip(places, outputs, strict=True):
+        if "logprobs" not in one:
+            there = ", ".join(one) or "nothing"
+            raise InputError(f"{provider}: datum {place}: its forward gave {there}; expected logprobs")
+        array = numpy_of(one["logprobs"])
+        shape: tuple[int, ...] = targets_of(place, data[place]).shape
+        # Some servers give the numbers of (N, K) targets without their shape.
+        if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
+            raise InputError(
+                f"{provider}: datum {place}: its forward gave logprobs of shape {array.shape}; expected {shape}, as "
+                "its target_tokens have"
+            )
+        if not np.isfinite(array).all():
+            raise InputError(f"{provider}: datum {place}: its forward gave logprobs that are nan or infinite")
+        found.append(array.reshape(shape).astype(np.float32))
+    return found
+
+
+def key_of(place: int, datum: Any) -> bytes:
+    """What a datum's log-probabilities depend on, in a few bytes: its tokens and its targets."""
+    try:
+        tokens = tokens_of(place, datum)
+    except ValueError as error:
+        raise InputError(f"datum {place}: its model_input is not of tokens alone ({error})") from error
+    targets = targets_of(place, datum).astype(np.int64)
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(np.asarray([tokens.size, *targets.shape], np.int64).tobytes())
+    digest.update(tokens.tobytes())
+    digest.update(np.ascontiguousarray(targets).tobytes())
+    return digest.digest()
+
+
+class Memory:
+    """Log-probabilities by the datum that they are of; each is asked for once, whoever else waits for it."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._kept: dict[bytes, np.ndarray[Any, Any]] = {}
+        self._coming: dict[bytes, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many data it knows."""
+        return len(self._kept)
+
+    def ask(
+        self,
+        keys: Sequence[bytes],
+        send: Callable[[list[int]], Callable[[], Arrays]],
+        lost: Callable[[], None] = lambda: None,
+    ) -> "Future[Arrays]":
+        """What is at these keys. `send` is given the places of those never asked for, and gives what waits for them.
+
+        `lost` is called where the waiting fails; they can then be asked for again.
+        """
+        mine: Future[None] = Future()
+        with self._lock:
+            first = {key: place for place, key in reversed(list(enumerate(keys)))}
+            new = [key for key in first if key not in self._kept and key not in self._coming]
+            others = {id(later): later for key in keys if (later := self._coming.get(key)) is not None}
+            # Taken at once, so that nobody else asks for them too.
+            self._coming |= dict.fromkeys(new, mine)
+        new.sort(key=lambda key: first[key])
+        try:
+            answer = send([first[key] for key in new])
+        except BaseException as error:
+            self._release(new, mine, error)
+            raise
+        if not new and not others:
+            return ready(self._copies(keys))
+
+        def work() -> Arrays:
+            if new:
+                try:
+                    arrays = answer()
+                except BaseException as error:
+                    lost()
+                    self._release(new, mine, error)
+                    raise
+                with self._lock:
+                    self._kept |= dict(zip(new, arrays, strict=True))
+                    for key in new:
+                        del self._coming[key]
+                mine.set_result(None)
+            for other in others.values():
+                other.result()
+            return self._copies(keys)
+
+        return promise(work)
+
+    def _release(self, new: Sequence[bytes], mine: "Future[None]", error: BaseException) -> None:
+        with self._lock:
+            for key in new:
+                del self._coming[key]
+        mine.set_exception(error)
+
+    def _copies(self, keys: Sequence[bytes]) -> Arrays:
+        with self._lock:
+            # Copies: who gets them may write to them.
+            return [self._kept[key].copy() for key in keys]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one file, or leave the file as it was."""
+        with self._lock:
+            kept = dict(self._kept)
+        shapes = [array.shape for array in kept.values()]
+        place = Path(path)
+        descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez(
+                    file,
+                    version=np.int64(_VERSION),
+                    keys=np.frombuffer(b"".join(kept), np.uint8).reshape(-1, 16),
+                    # 0 candidates for an array of one axis.
+                    shapes=np.asarray([(*shape, 0)[:2] for shape in shapes], np.int64).reshape(-1, 2),
+                    values=np.concatenate([np.zeros(0, np.float32), *[array.reshape(-1) for array in kept.values()]]),
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, place)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def load(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Add what `save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                version = int(file["version"])
+                keys, shapes, values = file["keys"], file["shapes"].tolist(), file["values"]
+        except Exception as error:
+            raise InputError(f"{name}: {path} is no file that save wrote ({said(error)})") from error
+        if version != _VERSION:
+            raise InputError(f"{name}: {path} has version {version}; this library reads {_VERSION}")
+        start = 0
+        with self._lock:
+            for key, (length, width) in zip(keys, shapes, strict=True):
+                shape = (length, width) if width else (length,)
+                end = start + length * (width or 1)
+                self._kept[key.tobytes()] = values[start:end].reshape(shape)
+                start = end
