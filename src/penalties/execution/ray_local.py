@@ -84,8 +84,21 @@ class LocalRay:
 local: Final = LocalRay()
 
 _KEEPER: Final = """
-import logging, os, pathlib, sys, tempfile
+import ctypes, logging, os, pathlib, signal, sys, tempfile
+
+def left():
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == os.getpid():
+            yield int(entry.name)
+
 try:
+    # Workers whose own parent is gone become children of this process: one that was stopped ends for nobody else.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     import ray
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     # As short as Ray's own: the names of the sockets below it have about a hundred characters.
@@ -98,6 +111,10 @@ try:
         sys.stdout = open(os.devnull, "w")
         sys.stdin.readline()
         ray.shutdown()
+        while orphans := [*left()]:
+            for orphan in orphans:
+                os.kill(orphan, signal.SIGKILL)
+                os.waitpid(orphan, 0)
 except Exception as error:
     print(f"{type(error).__name__}: {error}".replace(chr(10), " "))
 """
