@@ -1,0 +1,141 @@
+"""A forward whose graph is kept, so that the gradient of any loss of it goes back in one pass."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import GradientError, InputError, OptionError, ShapeError
+from .futures import TrainingFuture
+from .local_batch import Batch
+from .local_model import LocalModel
+from .local_pass import Passed
+from .types import ForwardBackwardOutput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Graph", "layers_read"]
+
+Accumulate = Callable[[Sequence["Tensor"], Sequence["Tensor"], Mapping[str, "Tensor"]], None]
+
+
+def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int]]:
+    """Whether logits are asked for, and the hidden states of which layers; `params` is always there."""
+    layers: list[int] = []
+    for name in reads:
+        kind, _, number = str(name).partition(".")
+        if kind == "hidden" and number.isdecimal() and int(number) <= model.layers:
+            layers.append(int(number))
+        elif name != "logits" and kind != "params":
+            expected = f'"params", "logits", or "hidden.<layer>" with a layer from 0 to {model.layers}'
+            raise OptionError("forward_with_graph", "reads", name, expected)
+    return "logits" in reads, layers
+
+
+class Graph:
+    """A forward and its graph.
+
+    `logprobs` has one tensor per datum, `inputs` what was asked for: `"params"`, and lists with one tensor per datum
+    as `"logits"` and `"hidden.<layer>"`. All are on the graph, and padding is cut off.
+    """
+
+    logprobs: "list[Tensor]"
+    """One per datum, of the shape of its targets, in float32."""
+    inputs: dict[str, Any]
+    """What else was asked for, by name."""
+    output: ForwardBackwardOutput
+    """What a forward gives."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        passed: Passed,
+        output: ForwardBackwardOutput,
+        parameters: "Mapping[str, Tensor]",
+        logits: bool,
+        submit: Callable[[Callable[[], None]], TrainingFuture[None]],
+        accumulate: Accumulate,
+    ) -> None:
+        """Of a pass, and how the client does things in order and adds up gradients."""
+        self._batch = batch
+        self._packed: dict[str, Tensor] = {f"hidden.{layer}": states for layer, states in passed.hidden.items()}
+        if logits:
+            self._packed["logits"] = passed.logits
+        self.logprobs = batch.unpack(passed.logprobs)
+        self.inputs = {"params": dict(parameters)}
+        self.inputs |= {name: batch.split(packed) for name, packed in self._packed.items()}
+        self.output = output
+        self._lists: dict[str, list[Tensor]] = {name: self.inputs[name] for name in self._packed}
+        self._lists["logprobs"] = self.logprobs
+        self._packed["logprobs"] = passed.logprobs
+        self._parameters = dict(parameters)
+        self._submit = submit
+        self._accumulate = accumulate
+        self._lock = threading.Lock()
+        self._used = False
+
+    def backward(self, gradients: Mapping[str, Any]) -> ForwardBackwardOutput:
+        """Add to the gradients of the parameters what gradients at the inputs give, in one pass; it can be done once.
+
+        A list with one gradient per datum for `"logprobs"`, `"logits"` and `"hidden.<layer>"`, a dict for `"params"`;
+        None, in the place of either or of any of their parts, is zero.
+        """
+        return self.submit(gradients).result()
+
+    def submit(self, gradients: Mapping[str, Any]) -> TrainingFuture[ForwardBackwardOutput]:
+        """The same without waiting for it: what the client is asked for next comes after it."""
+        own = dict(gradients)
+        parameters = self._of_parameters(own.pop("params", None))
+        slopes = {name: self._of_data(name, given) for name, given in own.items()}
+        with self._lock:
+            if self._used:
+                raise GradientError("Graph.backward: it was done already, and the graph is gone; forward again")
+            self._used = True
+        # Gone with the backward: a graph is as large as all that the model computed.
+        packed, self._packed = self._packed, {}
+        live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
+        tensors = [packed[name] for name in live]
+        accumulate = self._accumulate
+        done = self._submit(lambda: accumulate(tensors, [slopes[name] for name in live], parameters))
+        return done.then(lambda _: self.output)
+
+    def _of_data(self, name: str, given: Any) -> Any:
+        """The gradient at a packed tensor, of those of its parts; None where it is zero."""
+        import torch
+
+        if name not in self._lists:
+            there = ", ".join(f'"{known}"' for known in ("params", *self._lists))
+            raise InputError(f'Graph.backward: got a gradient of "{name}"; this graph has {there}')
+        parts = self._lists[name]
+        if given is None or all(one is None for one in given):
+            return None
+        if len(given) != len(parts):
+            raise ShapeError(
+                f"Graph.backward: got {len(given)} gradients of {name}; expected {len(parts)}, one a datum"
+            )
+        made: list[Tensor] = []
+        for place, (slope, part) in enumerate(zip(given, parts, strict=True)):
+            if slope is None:
+                made.append(torch.zeros_like(part))
+            else:
+                made.append(_like(f"datum {place}: the gradient of {name}", slope, part))
+        return self._batch.pack(made) if name == "logprobs" else torch.cat(made)
+
+    def _of_parameters(self, given: Mapping[str, Any] | None) -> "dict[str, Tensor]":
+        made: dict[str, Tensor] = {}
+        for name, slope in (given or {}).items():
+            if name not in self._parameters:
+                raise InputError(f'Graph.backward: got a gradient of the parameter "{name}"; the model trains no such')
+            if slope is not None:
+                # A copy: it becomes the parameter's own.
+                made[name] = _like(f"Graph.backward: the gradient of {name}", slope, self._parameters[name]).clone()
+        return made
+
+
+def _like(what: str, slope: Any, tensor: "Tensor") -> "Tensor":
+    import torch
+
+    found = torch.as_tensor(slope, dtype=tensor.dtype, device=tensor.device)
+    if found.shape != tensor.shape:
+        raise ShapeError(f"{what} has shape {tuple(found.shape)}; expected {tuple(tensor.shape)}")
+    return found.detach()

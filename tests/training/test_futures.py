@@ -1,0 +1,107 @@
+import asyncio
+import threading
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from penalties.training.futures import TrainingFuture
+
+
+def test_result_waits_for_another_thread() -> None:
+    source: Future[int] = Future()
+    threading.Timer(0.02, source.set_result, [5]).start()
+    future = TrainingFuture(source)
+    assert not future.done()
+    assert future.result(timeout=5) == 5
+    assert future.done()
+    assert future.future() is source
+
+
+def test_result_of_what_is_there() -> None:
+    assert TrainingFuture.of("here").result(timeout=0) == "here"
+
+
+def test_result_times_out() -> None:
+    with pytest.raises(TimeoutError):
+        TrainingFuture(Future()).result(timeout=0.01)
+
+
+def test_an_error_is_raised_by_the_result() -> None:
+    source: Future[int] = Future()
+    source.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        TrainingFuture(source).result(timeout=1)
+
+
+def test_it_can_be_awaited_more_than_once() -> None:
+    async def main() -> list[int]:
+        source: Future[int] = Future()
+        future = TrainingFuture(source)
+        threading.Timer(0.02, source.set_result, [7]).start()
+        return [await future, await future.result_async(timeout=1), *await asyncio.gather(future, future)]
+
+    assert asyncio.run(main()) == [7, 7, 7, 7]
+
+
+def test_waiting_asynchronously_times_out_and_leaves_the_work_alone() -> None:
+    async def main() -> int:
+        source: Future[int] = Future()
+        future = TrainingFuture(source)
+        with pytest.raises(TimeoutError):
+            await future.result_async(timeout=0.01)
+        assert not source.cancelled()
+        source.set_result(1)
+        return await future
+
+    assert asyncio.run(main()) == 1
+
+
+def test_a_cancelled_waiter_cancels_nothing_else() -> None:
+    async def main() -> int:
+        source: Future[int] = Future()
+        future = TrainingFuture(source)
+        waiter = asyncio.ensure_future(future.result_async())
+        await asyncio.sleep(0)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        source.set_result(2)
+        return await future
+
+    assert asyncio.run(main()) == 2
+
+
+def test_then_maps_before_and_after_the_result_is_there() -> None:
+    source: Future[int] = Future()
+    early = TrainingFuture(source).then(lambda x: x + 1).then(str)
+    source.set_result(1)
+    assert early.result(timeout=1) == "2"
+    assert TrainingFuture(source).then(lambda x: x + 2).result(timeout=1) == 3
+
+
+def test_then_runs_its_function_once() -> None:
+    calls: list[int] = []
+    future = TrainingFuture.of(1).then(calls.append)
+    future.result(timeout=1)
+    future.result(timeout=1)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("raised", ["source", "function"])
+def test_then_passes_on_what_is_raised(raised: str) -> None:
+    source: Future[int] = Future()
+    future = TrainingFuture(source).then(lambda x: 1 // x)
+    if raised == "source":
+        source.set_exception(ZeroDivisionError())
+    else:
+        source.set_result(0)
+    with pytest.raises(ZeroDivisionError):
+        future.result(timeout=1)
+
+
+def test_then_passes_on_a_cancellation() -> None:
+    source: Future[int] = Future()
+    future = TrainingFuture(source).then(lambda x: x)
+    source.cancel()
+    with pytest.raises(CancelledError):
+        future.result(timeout=1)
