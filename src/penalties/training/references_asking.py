@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import math
 import os
-import tempfile
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -196,9 +196,9 @@ class Memory:
             kept = dict(self._kept)
         shapes = [array.shape for array in kept.values()]
         place = Path(path)
-        descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with temporary.open("wb") as file:
                 np.savez(
                     file,
                     version=np.int64(_VERSION),
@@ -211,23 +211,24 @@ class Memory:
                 os.fsync(file.fileno())
             os.replace(temporary, place)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
 
     def load(self, name: str, path: str | os.PathLike[str]) -> None:
         """Add what `save` wrote."""
+        read: dict[bytes, np.ndarray[Any, Any]] = {}
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
                 version = int(file["version"])
                 keys, shapes, values = file["keys"], file["shapes"].tolist(), file["values"]
+            start = 0
+            for key, (length, width) in zip(keys, shapes, strict=True):
+                end = start + length * (width or 1)
+                read[key.tobytes()] = values[start:end].reshape((length, width) if width else (length,))
+                start = end
         except Exception as error:
             raise InputError(f"{name}: {path} is no file that save wrote ({said(error)})") from error
         if version != _VERSION:
             raise InputError(f"{name}: {path} has version {version}; this library reads {_VERSION}")
-        start = 0
         with self._lock:
-            for key, (length, width) in zip(keys, shapes, strict=True):
-                shape = (length, width) if width else (length,)
-                end = start + length * (width or 1)
-                self._kept[key.tobytes()] = values[start:end].reshape(shape)
-                start = end
+            self._kept |= read
