@@ -71,7 +71,8 @@ class Run:
             before = None if state is None else state.get(term.name)
             self.running[term.name] = self._start(term, read, wrt, step, before)
         for term, before in here:
-            if not any(_asked(name, asked) or _trained(lookup(term.name, there, name)) for name in term.inputs.values()):
+            names = term.inputs.values()
+            if not any(_asked(name, asked) or _trained(lookup(term.name, there, name)) for name in names):
                 self.early[term.name] = _Early.of(term, there, step, before)
 
     def __call__(
@@ -80,7 +81,8 @@ class Run:
         """Every term's row and new state, in order, and the failure to raise once the output is made."""
         if compiling():
             raise BackendError("Executor.run: called inside torch.compile; call it outside")
-        if not (call.heard or call.quiet or self.sequential or call.gradients or self.early) and all(job[0].usual for job in jobs):
+        special = call.heard or call.quiet or self.sequential or call.gradients or self.early
+        if not special and all(job[0].usual for job in jobs):
             return self._usual(call, jobs, inputs)
         away: dict[int, dict[str, Any]] = {}
         if not self.sequential:

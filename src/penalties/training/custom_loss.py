@@ -85,10 +85,7 @@ async def forward_backward_custom_async(
         output = await call.executor.run_async(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
         )
-        gradients = await asyncio.to_thread(call.linearised, output)
-        if call.graph is None:
-            return call.sent(gradients, output)
-        return await asyncio.to_thread(call.sent, gradients, output)
+        return call.sent(await asyncio.to_thread(call.linearised, output), output)
 
 
 class _Call:
@@ -164,7 +161,8 @@ class _Call:
         torch = _torch()
         promised: dict[str, Future[Any]] = {name: Future() for name in (PACKED, *self.objective.local)}
         if self.local:
-            forward = self.client.forward_with_graph(self.batch.data, reads=self.objective.local)
+            asked = [name.removeprefix(FLAT) for name in self.objective.local]
+            forward = self.client.forward_with_graph(self.batch.data, reads=asked)
             arrive = self._of_graph
         else:
             forward = self.client.forward(forward_data(self.batch.data), FORWARD)
@@ -206,16 +204,14 @@ class _Call:
         return {PACKED: self._leaf(PACKED, flat)}
 
     def _of_graph(self, graph: Any) -> dict[str, Any]:
-        torch = _torch()
         self.graph = graph
         logprobs_of(graph.output, self.batch)
-        found = {PACKED: self._leaf(PACKED, torch.cat([one.detach() for one in graph.logprobs]))}
+        found: dict[str, Any] = {PACKED: self._leaf(PACKED, graph.packed["logprobs"])}
         for name in self.objective.local:
-            if name.partition(".")[0] == "params":
+            if name == "params":
                 found[name] = {key: self._leaf(f"params/{key}", one) for key, one in graph.inputs["params"].items()}
             else:
-                parts = enumerate(graph.inputs[name])
-                found[name] = [self._leaf(f"{name}/{place}", one) for place, one in parts]
+                found[name] = self._leaf(name, graph.packed[name.removeprefix(FLAT)])
         return found
 
     def _leaf(self, name: str, array: Any) -> Any:
@@ -242,30 +238,27 @@ class _Call:
 
     def sent(self, gradients: Mapping[str, Any], output: LossOutput) -> CustomLossFuture:
         """Send the backward."""
-        torch = _torch()
-        flat = gradients[PACKED]
-        if flat is None:
-            flat = torch.zeros_like(self.leaves[PACKED])
-        parts = flat.split(self.batch.lengths)
         if self.graph is not None:
-            sent = [_done(self.graph.backward(self._structured(gradients, parts)))]
+            sent = [self.graph.submit(self._structured(gradients))]
         else:
-            arrays = [part.float().numpy() for part in parts]
+            flat = gradients[PACKED]
+            if flat is None:
+                flat = _torch().zeros_like(self.leaves[PACKED])
+            arrays = [part.float().numpy() for part in flat.split(self.batch.lengths)]
             before = [part.numpy() for part in self.leaves[PACKED].detach().split(self.batch.lengths)]
             requests = self.surrogate.requests(self.batch.data, before, arrays)
             sent = [self.client.forward_backward(request, self.surrogate.loss_fn) for request in requests]
         self._told(output)
         return CustomLossFuture(sent, lambda results: merged(results, output))
 
-    def _structured(self, gradients: Mapping[str, Any], logprobs: Sequence[Any]) -> dict[str, Any]:
-        """The gradients by name, in the form that a graph takes them in."""
-        made: dict[str, Any] = {"logprobs": list(logprobs)}
-        for name in self.objective.local:
-            if name.partition(".")[0] == "params":
-                found = gradients.items()
-                made["params"] = {key.partition("/")[2]: g for key, g in found if key.startswith("params/")}
+    def _structured(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """The gradients by name, as a graph takes them: packed as they are."""
+        made: dict[str, Any] = {"params": {}}
+        for name, gradient in gradients.items():
+            if name.startswith("params/"):
+                made["params"][name.removeprefix("params/")] = gradient
             else:
-                made[name] = [gradients[f"{name}/{place}"] for place in range(len(self.batch.data))]
+                made[name.removeprefix(FLAT)] = gradient
         return made
 
 
@@ -316,12 +309,6 @@ def _fulfil(promised: Mapping[str, "Future[Any]"], make: Callable[[], Mapping[st
             promise.set_result(found[name])
 
     threading.Thread(target=work, name="penalties-forward", daemon=True).start()
-
-
-def _done(result: Any) -> "Future[Any]":
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
 
 
 _lock: Final = threading.Lock()

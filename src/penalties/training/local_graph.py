@@ -74,11 +74,19 @@ class Graph:
         self._lock = threading.Lock()
         self._used = False
 
+    @property
+    def packed(self) -> "dict[str, Tensor]":
+        """The same as the lists, one datum after the other in one tensor each; nothing is left after the backward."""
+        found = dict(self._packed)
+        if "logprobs" in found and all(len(one.shape) == 1 for one in self.logprobs):
+            found["logprobs"] = found["logprobs"].reshape(-1)
+        return found
+
     def backward(self, gradients: Mapping[str, Any]) -> ForwardBackwardOutput:
         """Add to the gradients of the parameters what gradients at the inputs give, in one pass; it can be done once.
 
-        A list with one gradient per datum for `"logprobs"`, `"logits"` and `"hidden.<layer>"`, a dict for `"params"`;
-        None, in the place of either or of any of their parts, is zero.
+        A list with one gradient per datum for `"logprobs"`, `"logits"` and `"hidden.<layer>"`, or one tensor of them
+        all, as `packed` has it; a dict for `"params"`; None, in the place of any of these or of a part, is zero.
         """
         return self.submit(gradients).result()
 
@@ -96,7 +104,8 @@ class Graph:
         live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
         tensors = [packed[name] for name in live]
         accumulate = self._accumulate
-        done = self._submit(lambda: accumulate(tensors, [slopes[name] for name in live], parameters))
+        shaped = [slopes[name].reshape(packed[name].shape) for name in live]
+        done = self._submit(lambda: accumulate(tensors, shaped, parameters))
         return done.then(lambda _: self.output)
 
     def _of_data(self, name: str, given: Any) -> Any:
@@ -107,6 +116,10 @@ class Graph:
             there = ", ".join(f'"{known}"' for known in ("params", *self._lists))
             raise InputError(f'Graph.backward: got a gradient of "{name}"; this graph has {there}')
         parts = self._lists[name]
+        if isinstance(given, torch.Tensor):
+            whole = self.packed.get(name)
+            # Without one the graph is gone, and that is what will be said.
+            return given if whole is None else _like(f"Graph.backward: the gradient of {name}", given, whole)
         if given is None or all(one is None for one in given):
             return None
         if len(given) != len(parts):

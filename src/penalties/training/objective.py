@@ -43,7 +43,7 @@ class Objective(NamedTuple):
     reads: tuple[str, ...]
     """The names of its inputs, none of them twice."""
     local: tuple[str, ...]
-    """Those that only a model in this process has."""
+    """Those that only a model in this process has: `params`, and packed ones, as `flat_logits`."""
 
 
 class Unpacked:
@@ -92,7 +92,7 @@ def objective_of(
     """
     terms = _terms(regularizers)
     for name in references:
-        if name in _ALWAYS or name.partition(".")[0] in _LOCAL or name.startswith(FLAT):
+        if name in _ALWAYS or _local(name) or name.startswith(FLAT):
             taken = ", ".join((*_ALWAYS, *_LOCAL))
             raise OptionError("forward_backward_custom", "references", name, f"another name: {taken} are taken")
     if loss_fn is None and not terms:
@@ -158,7 +158,7 @@ def _made(
     pipeline = Pipeline(resolved, base=base)
     everything = [*resolved, *([] if base is None else [base])]
     reads = tuple(dict.fromkeys(name for term in everything for name in term.inputs.values()))
-    return Objective(pipeline, reads, tuple(name for name in reads if name.partition(".")[0] in _LOCAL))
+    return Objective(pipeline, reads, tuple(name for name in reads if _local(name)))
 
 
 def _base(loss_fn: Any, references: Sequence[str]) -> Term:
@@ -217,7 +217,7 @@ def _called(term: Term, known: set[str]) -> Term:
     names = list(term.inputs.values())
     if any(parameter != name for parameter, name in term.inputs.items()):
         return term
-    if any(name in known or name.partition(".")[0] in _LOCAL for name in names):
+    if any(name in known or _local(name) for name in names):
         return term
     if term.fn in BUILT_IN.values():
         return term.replace(inputs=LOGPROBS) if len(names) == 1 else term
@@ -229,6 +229,16 @@ def _called(term: Term, known: set[str]) -> Term:
     return term.replace(**changed)
 
 
+def _local(name: str) -> bool:
+    """Whether an input is inside the model."""
+    return name.removeprefix(FLAT).partition(".")[0] in _LOCAL
+
+
+def _packable(name: str) -> bool:
+    """Whether an input that is inside the model is a list with one array per datum."""
+    return not name.startswith(FLAT) and name != "params"
+
+
 def _timed(term: Term, timeout: float | None) -> Term:
     return term if timeout is None or term.timeout is not None else term.replace(timeout=timeout)
 
@@ -236,8 +246,7 @@ def _timed(term: Term, timeout: float | None) -> Term:
 def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
     """The same term over packed arrays."""
     for name in term.inputs.values():
-        root = name.partition(".")[0]
-        if root in _LOCAL:
+        if _local(name):
             if not local:
                 raise InputError(
                     f'{term.name}: reads "{name}", which is inside the model; this client gives log-probabilities '
@@ -246,7 +255,8 @@ def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
         elif name not in known:
             there = ", ".join(sorted(known - {f"{FLAT}{one}" for one in known}))
             raise InputError(f'{term.name}: no input is named "{name}"; there is {there}')
-    lists = [name for name in dict.fromkeys(term.inputs.values()) if f"{FLAT}{name}" in known]
+    names = dict.fromkeys(term.inputs.values())
+    lists = [name for name in names if f"{FLAT}{name}" in known or (_local(name) and _packable(name))]
     if not lists:
         return term
     if term.fn in SEPARABLE and len(lists) == len(set(term.inputs.values())):
