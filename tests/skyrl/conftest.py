@@ -1,5 +1,4 @@
 import importlib.util
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,6 @@ import pytest
 
 # `make test-servers` has an environment for these; elsewhere they are no tests.
 collect_ignore_glob = [] if importlib.util.find_spec("skyrl") else ["*.py"]
-
-PATIENCE = 60.0  # the first call of a kind compiles for up to 20 s where others use the machine
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +22,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def service(server: Any) -> Iterator[Any]:
-    os.environ["TINKER_TELEMETRY"] = "0"
     import tinker
 
-    service = tinker.ServiceClient(base_url=server.url, api_key="tml-none")
-    yield service
-    service.holder.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_TELEMETRY", "0")  # it would go to this server, which keeps none
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-none")
+        yield service
+        service.holder.close()

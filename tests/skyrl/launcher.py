@@ -29,7 +29,8 @@ def serve(options: list[str]) -> None:
     # Bound here and handed on: a port that is only looked up can be taken by another before it is used.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(f"Listening on port {listener.getsockname()[1]}", flush=True)
-        uvicorn.Server(uvicorn.Config(api.app, log_level="warning")).run(sockets=[listener])
+        config = uvicorn.Config(api.app, log_level="warning", timeout_graceful_shutdown=5)
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def engine(options: list[str]) -> None:

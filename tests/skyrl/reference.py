@@ -17,18 +17,14 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 # The server multiplies these by one lora_A, and writes it once for each.
 SHARED = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
 
-Loss = Callable[[Sequence[Any], Sequence[torch.Tensor]], torch.Tensor]
+Loss = Callable[[Sequence[Any], Sequence[torch.Tensor]], tuple[torch.Tensor, dict[str, float]]]
 
 
 class Reference:
     """A model with an adapter that the server exported."""
 
     def __init__(self, folder: Path, adapter: Path) -> None:
-        with tempfile.TemporaryDirectory() as temporary:
-            with tarfile.open(adapter) as archive:
-                archive.extractall(temporary, filter="data")
-            options = json.loads(Path(temporary, "adapter_config.json").read_text())
-            tensors = load_file(Path(temporary, "adapter_model.safetensors"))
+        options, tensors = exported(adapter)
         config = peft.LoraConfig(r=options["r"], lora_alpha=options["lora_alpha"], target_modules=list(MODULES))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model = peft.get_peft_model(model, config)
@@ -42,8 +38,8 @@ class Reference:
                     other.weight = first.weight
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What is trained, a shared matrix once."""
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        """What is trained, by the server's names, a shared matrix once."""
+        return {name.replace(".default", ""): p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def logprobs(self, data: Sequence[Any]) -> list[torch.Tensor]:
         """One tensor per datum, each computed alone: nothing is padded."""
@@ -57,8 +53,18 @@ class Reference:
     def gradients(self, loss: Loss, data: Sequence[Any]) -> dict[str, torch.Tensor]:
         """The gradient of a loss at everything that is trained, by autograd through the whole model."""
         parameters = self.parameters()
-        gradients = torch.autograd.grad(loss(data, self.logprobs(data)), list(parameters.values()))
+        gradients = torch.autograd.grad(loss(data, self.logprobs(data))[0], list(parameters.values()))
         return dict(zip(parameters, gradients, strict=True))
+
+
+def exported(adapter: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """An adapter as the server writes it: its configuration and its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(adapter) as archive:
+            archive.extractall(folder, filter="data")
+        return json.loads(Path(folder, "adapter_config.json").read_text()), load_file(
+            Path(folder, "adapter_model.safetensors")
+        )
 
 
 def norm(gradients: dict[str, torch.Tensor]) -> float:

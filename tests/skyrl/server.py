@@ -1,6 +1,7 @@
 """The server as a thing to start, use and stop."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -11,9 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0  # the first call of a kind compiles, for up to 20 s on a busy machine
 OPTIONS = {"max_lora_adapters": 8, "max_lora_rank": 8}  # the first adapter is the server's own
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,12 @@ class Server:
     url: str
     model: Path
     checkpoints: Path
+
+    def export(self, client: Any) -> Path:
+        """Write the adapter of a client, and say where."""
+        name = f"adapter-{next(_numbers)}"
+        client.save_weights_for_sampler(name).result(PATIENCE)
+        return self.checkpoints / client.model_id / "sampler_weights" / f"{name}.tar.gz"
 
 
 @contextlib.contextmanager
@@ -72,7 +83,9 @@ def _wait(process: subprocess.Popen[bytes], log: Path, patience: float) -> int:
         if port and "Initialized base model" in text:
             return int(port[1])
         time.sleep(0.2)
-    raise RuntimeError(f"the server was not ready in {patience:g} s; its log:\n{log.read_text(errors='replace')[-4000:]}")
+    raise RuntimeError(
+        f"the server was not ready in {patience:g} s; its log:\n{log.read_text(errors='replace')[-4000:]}"
+    )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
