@@ -84,6 +84,14 @@ class TestTheGradient:
         forward_backward_custom(client, data, lambda d, lp: torch.tensor(3.0)).result(60)
         assert client.sent[1][0].loss_fn_inputs["weights"].tolist() == [0.0, 0.0, 0.0]
 
+    def test_is_zero_where_terms_read_nothing_of_the_model(self) -> None:
+        client, data = RemoteClient(), batch(3, 2)
+        client.delay = lambda: time.sleep(0.05)
+        terms = [pn.Term(lambda data: torch.tensor(float(len(data))), name="count", inputs="data")]
+        out = forward_backward_custom(client, data, None, regularizers=terms, track_grad_norms=True).result(60)
+        assert out.metrics["count"] == 2.0
+        assert client.sent[0][1].loss_fn_inputs["weights"].tolist() == [0.0, 0.0]
+
     def test_accumulates_over_calls(self) -> None:
         client, data = RemoteClient(), batch(3, 2)
         for _ in range(2):

@@ -117,9 +117,9 @@ class _Call:
         self.objective = objective_of(loss_fn, regularizers, packable, timeout, rows=rows, local=self.local)
         self.batch.check(self.objective)
         self.leaves: dict[str, Any] = {}
+        self.arrived: Future[Any] = Future()
         self.graph: Any = None
-        differentiable = [PACKED] if PACKED in self.objective.reads else []
-        self.wrt = [*differentiable, *self.objective.local] if track_grad_norms else None
+        self.wrt = [PACKED, *self.objective.local] if track_grad_norms else None
         self.executor: Executor = _default() if executor is None else executor
         if not isinstance(cast("object", self.executor), Executor):
             raise OptionError("forward_backward_custom", "executor", executor, "an Executor")
@@ -159,7 +159,7 @@ class _Call:
     def begin(self, step: Any) -> dict[str, Any]:
         """Send the forward and ask for the references; gives the inputs of the terms, some of them still to come."""
         torch = _torch()
-        promised: dict[str, Future[Any]] = {name: Future() for name in (PACKED, *self.objective.local)}
+        promised: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
         if self.local:
             asked = [name.removeprefix(FLAT) for name in self.objective.local]
             forward = self.client.forward_with_graph(self.batch.data, reads=asked)
@@ -179,7 +179,7 @@ class _Call:
                 made = reference
             inputs |= self._packed(name, made, device)
         _fulfil(promised, lambda: arrive(forward.result()))
-        return {name: inputs[name] for name in self.objective.reads if name in inputs}
+        return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
 
     def _packed(self, name: str, arrays: Any, device: Any) -> dict[str, Any]:
         """A reference in the forms that terms read it in."""
@@ -191,12 +191,13 @@ class _Call:
         def packed(found: Sequence[np.ndarray[Any, Any]]) -> Any:
             return torch.as_tensor(np.concatenate(found), device=device)
 
-        made: dict[str, Any] = {}
-        if name in self.objective.reads:
-            made[name] = _then(arrays, tensors) if isinstance(arrays, Future) else tensors(arrays)
-        if f"{FLAT}{name}" in self.objective.reads:
-            made[f"{FLAT}{name}"] = _then(arrays, packed) if isinstance(arrays, Future) else packed(arrays)
-        return made
+        later = cast("Future[Any]", arrays) if isinstance(arrays, Future) else None
+        forms: dict[str, Callable[[Any], Any]] = {name: tensors, f"{FLAT}{name}": packed}
+        return {
+            read: make(arrays) if later is None else _then(later, make)
+            for read, make in forms.items()
+            if read in self.objective.reads
+        }
 
     def _of_output(self, output: Any) -> dict[str, Any]:
         torch = _torch()
@@ -223,6 +224,8 @@ class _Call:
 
     def linearised(self, output: LossOutput) -> dict[str, Any]:
         """The gradient of the total at everything that terms were given of the model."""
+        # Terms that read nothing of it have not waited for the forward.
+        self.arrived.result()
         if getattr(output.total, "requires_grad", False):
             output.total.backward()
         gradients = {name: leaf.grad for name, leaf in self.leaves.items()}
