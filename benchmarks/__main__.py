@@ -34,6 +34,7 @@ BENCHMARKS = (
     "representation",
     "term_memory",
     "custom_loss",
+    "custom_loss_sdk",
 )
 
 
