@@ -408,6 +408,13 @@ class TestGradients:
             _, after = adapters.entropy([x.detach() - 0.1 * gradient])
             assert sign * (after["entropy"] - metrics["entropy"]) > 0
 
+    def test_data_of_different_precision(self) -> None:
+        x = [torch.full((2,), -1.0, dtype=kind, requires_grad=True) for kind in (torch.float16, torch.float32)]
+        value, _ = adapters.l2(x)
+        value.backward()
+        assert (value.dtype, value.item()) == (torch.float32, 4.0)
+        assert [one.grad.dtype for one in x if one.grad is not None] == [torch.float16, torch.float32]
+
     def test_half_precision_in_float32_out(self) -> None:
         x = torch.full((3,), -1.0, dtype=torch.bfloat16, requires_grad=True)
         value, _ = adapters.kl([x], [torch.full((3,), -2.0)])

@@ -6,13 +6,12 @@ from .. import functional as f
 from ..arrays import ArrayTree
 from ..errors import OptionError
 from ..functional.options import check_choice, check_flag, penalty
-from ..functional.reduction import hide, reduce
+from ..functional.reduction import reduce
 from .adapters_packing import (
     REDUCTIONS,
     Columns,
     Metrics,
     columns_of,
-    concatenated,
     extremes,
     refuse_for_candidates,
     refuse_for_tokens,
@@ -154,9 +153,8 @@ def consistency(
         x, y = _renormalized("consistency", renormalize, x), _renormalized("consistency", renormalize, y)
         values = f.consistency(x, y, metric=metric, reduction="none")
     else:
-        pairs, mask = _vectors(batch) if batch.sampled else _places(batch)
-        distances = [f.consistency(x, y, metric=metric, reduction="none") for x, y in pairs]
-        values = concatenated(ops, distances) if batch.sampled else distances[0]
+        (x, y), mask = batch.stacked() if batch.sampled else _places(batch)
+        values = f.consistency(x, y, metric=metric, reduction="none")
     return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "consistency")
 
 
@@ -167,22 +165,10 @@ def _renormalized(function: str, renormalize: bool | None, x: Any) -> Any:
     return f.renormalize(x) if renormalize else x
 
 
-def _vectors(batch: Columns) -> tuple[list[tuple[Any, Any]], Any]:
-    """The sequences of each datum in pairs, 0 where they do not count, and which data count at all."""
-    ops = batch.ops
-    pairs = list(zip(*batch.columns, strict=True))
-    if batch.masks is None:
-        return pairs, None
-    hidden = [(hide(ops, x, mask), hide(ops, y, mask)) for (x, y), mask in zip(pairs, batch.masks, strict=True)]
-    return hidden, concatenated(ops, [ops.cast(ops.any(mask != 0), mask) for mask in batch.masks])
-
-
-def _places(batch: Columns) -> tuple[list[tuple[Any, Any]], Any]:
-    """The candidates of each place in one pair of matrices, 0 where they do not count, and how much each place does."""
+def _places(batch: Columns) -> tuple[list[Any], Any]:
+    """All places below one another, 0 for a candidate that does not count, and how much each place does."""
     ops = batch.ops
     width = batch.columns[0][0].shape[-1]
-    (x, y), mask = batch.flat()
-    pair = x.reshape(-1, width), y.reshape(-1, width)
-    if batch.masks is None:
-        return [pair], None
-    return [pair], ops.amax(ops.abs(mask.reshape(-1, width)), -1)
+    rows, mask = batch.flat()
+    matrices = [row.reshape(-1, width) for row in rows]
+    return matrices, None if mask is None else ops.amax(ops.abs(mask.reshape(-1, width)), -1)

@@ -36,7 +36,7 @@ class Columns(NamedTuple):
     function: str
     ops: Backend
     columns: list[list[Any]]
-    """One list per input, one array per datum: floats of at least 32 bits."""
+    """One list per input, one array per datum."""
     masks: list[Any] | None
     """How much each place counts: (N,), or the form of the datum's array."""
 
@@ -48,11 +48,14 @@ class Columns(NamedTuple):
     def flat(self) -> tuple[list[Any], Any]:
         """Every element of the batch in one row for each input, and how much each counts."""
         ops = self.ops
-        rows = [ops.concatenate(column) for column in self.columns]
+        rows = [self._joined(column) for column in self.columns]
         if self.masks is None:
             return rows, None
-        spread = [_spread(ops, mask, array) for mask, array in zip(self.masks, self.columns[0], strict=True)]
-        mask = ops.concatenate(spread)
+        masks = self.masks
+        if len(masks[0].shape) != len(self.columns[0][0].shape):
+            pairs = zip(masks, self.columns[0], strict=True)
+            masks = [ops.cast(mask, array)[..., None] + ops.zeros_like(array) for mask, array in pairs]
+        mask = self._joined(masks)
         return [hide(ops, row, mask) for row in rows], mask
 
     def rows(self) -> tuple[list[Any], Any]:
@@ -62,14 +65,42 @@ class Columns(NamedTuple):
         """
         ops = self.ops
         width = self.columns[0][0].shape[-1]
-        matrices = [ops.concatenate(column).reshape(-1, width) for column in self.columns]
+        matrices = [self._joined(column).reshape(-1, width) for column in self.columns]
         if self.masks is None:
             return matrices, None
+        mask = self._joined(self.masks)
         if len(self.masks[0].shape) == 1:
-            mask = ops.concatenate(self.masks)
             return [hide(ops, matrix, mask) for matrix in matrices], mask
-        mask = ops.concatenate(self.masks).reshape(-1, width)
+        mask = mask.reshape(-1, width)
         return [candidates(ops, matrix, mask != 0) for matrix in matrices], ops.amax(ops.abs(mask), -1)
+
+    def stacked(self) -> tuple[list[Any], Any]:
+        """The sequences of all data below one another, (data, longest), for each input, and which data count.
+
+        What does not count is 0, and so is what follows the end of a shorter one.
+        """
+        ops = self.ops
+        longest = max(array.shape[0] for array in self.columns[0])
+        matrices: list[Any] = []
+        for column in self.columns:
+            parts: list[Any] = []
+            for place, array in enumerate(column):
+                parts.append(hide(ops, array, None if self.masks is None else self.masks[place]))
+                missing = longest - array.shape[0]
+                if missing:
+                    parts.append(ops.constant(np.zeros(missing), array))
+            matrices.append(self._joined(parts).reshape(len(column), longest))
+        if self.masks is None:
+            return matrices, None
+        counts = [ops.any(mask != 0).reshape(1) for mask in self.masks]
+        return matrices, ops.upcast(self.function, ops.concatenate(counts))
+
+    def _joined(self, arrays: list[Any]) -> Any:
+        """All elements of some arrays in one row of floats of at least 32 bits."""
+        ops = self.ops
+        if any(array.dtype != arrays[0].dtype for array in arrays):
+            arrays = [ops.upcast(self.function, array) for array in arrays]
+        return ops.upcast(self.function, ops.concatenate(arrays))
 
 
 def columns_of(function: str, mask: Any, *, widths: bool = False, **inputs: Any) -> Columns:
@@ -89,7 +120,7 @@ def columns_of(function: str, mask: Any, *, widths: bool = False, **inputs: Any)
     for name, other in others:
         column = _paired(function, ops, first, leading, name, other)
         for place, (a, b) in enumerate(zip(leading, column, strict=True)):
-            if tuple(a.shape) != tuple(b.shape):
+            if a.shape != b.shape:
                 raise ShapeError(
                     f"{function}: datum {place}: {first} has shape {tuple(a.shape)} and {name} has shape "
                     f"{tuple(b.shape)}; expected equal shapes (nothing is broadcast)"
@@ -99,13 +130,12 @@ def columns_of(function: str, mask: Any, *, widths: bool = False, **inputs: Any)
     if mask is not None:
         masks = _paired(function, ops, first, leading, "mask", mask)
         for place, (a, m) in enumerate(zip(leading, masks, strict=True)):
-            if tuple(m.shape) not in (tuple(a.shape), tuple(a.shape[:1])) or len(m.shape) != len(masks[0].shape):
+            if m.shape not in (a.shape, a.shape[:1]) or len(m.shape) != len(masks[0].shape):
                 raise ShapeError(
                     f"{function}: datum {place}: {first} has shape {tuple(a.shape)} and mask has shape "
                     f"{tuple(m.shape)}; expected the same shape, or one number for each place, in all data alike"
                 )
-        masks = [ops.upcast(function, m) for m in masks]
-    return Columns(function, ops, [[ops.upcast(function, array) for array in column] for column in columns], masks)
+    return Columns(function, ops, columns, masks)
 
 
 def _listed(function: str, name: str, given: Any) -> list[Any]:
@@ -163,13 +193,6 @@ def _check_shapes(function: str, name: str, arrays: Sequence[Any], widths: bool)
                 f"{function}: datum {place}: {name} has shape {shape} and that of datum 0 {start}; expected (N,) in "
                 f"all data, or (N, K){same}"
             )
-
-
-def _spread(ops: Backend, mask: Any, array: Any) -> Any:
-    """A mask per place as one per element."""
-    if len(mask.shape) == len(array.shape):
-        return mask
-    return ops.cast(mask, array)[..., None] + ops.zeros_like(array)
 
 
 def candidates(ops: Backend, x: Any, shown: Any) -> Any:

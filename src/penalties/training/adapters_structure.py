@@ -48,7 +48,7 @@ def orthogonality(
     check_choice("orthogonality", "reduction", reduction, REDUCTIONS)
     batch = columns_of("orthogonality", mask, widths=True, logprobs=logprobs)
     ops = batch.ops
-    matrices = [_stacked(batch)] if batch.sampled else _counted_rows(batch)
+    matrices = _counted_rows(ops, *_matrices(batch))
     values = concatenated(
         ops,
         [
@@ -116,29 +116,20 @@ def gradient_penalty(
     return reduce(ops, values, reduction), extremes(ops, values, None, "gradient_penalty")
 
 
-def _stacked(batch: Columns) -> Any:
-    """The data that count as rows of one matrix, continued with zeros."""
-    ops = batch.ops
-    arrays = batch.columns[0]
-    longest = max(array.shape[0] for array in arrays)
-    parts: list[Any] = []
-    for place, array in enumerate(arrays):
-        mask = None if batch.masks is None else batch.masks[place]
-        if mask is None or bool(ops.any(mask != 0)):
-            parts += (hide(ops, array, mask), ops.constant(np.zeros(longest - array.shape[0]), array))
-    if not parts:
-        return ops.constant(np.zeros((0, longest)), arrays[0])
-    return ops.concatenate(parts).reshape(-1, longest)
+def _matrices(batch: Columns) -> tuple[list[Any], list[Any] | None]:
+    """The matrices whose rows are compared, and how much each row of each counts."""
+    if not batch.sampled:
+        return batch.columns[0], batch.masks
+    (matrix,), mask = batch.stacked()
+    return [matrix], None if mask is None else [mask]
 
 
-def _counted_rows(batch: Columns) -> list[Any]:
+def _counted_rows(ops: Backend, matrices: list[Any], masks: list[Any] | None) -> list[Any]:
     """The matrices without the rows that do not count: a row of zeros is not orthogonal to itself."""
-    ops = batch.ops
-    matrices = batch.columns[0]
-    if batch.masks is None:
+    if masks is None:
         return matrices
     counted: list[Any] = []
-    for matrix, mask in zip(matrices, batch.masks, strict=True):
+    for matrix, mask in zip(matrices, masks, strict=True):
         shown = mask != 0 if len(mask.shape) == 1 else ops.any(mask != 0)
         rows = np.flatnonzero(np.asarray(ops.read([shown])[0]))
         counted.append(ops.take(matrix, ops.constant(rows, matrix)))

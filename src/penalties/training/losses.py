@@ -7,7 +7,7 @@ target counts 1. An error names the datum.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_NAME", "cross_entropy", "dpo", "importance_sampling", "reverse_kl"]
 
-Result = tuple["Tensor", dict[str, Any]]
+Result: TypeAlias = tuple["Tensor", dict[str, Any]]
+"""A loss, and metrics that carry no graph."""
 
 
 @penalty
