@@ -28,6 +28,7 @@ class TestTensorData:
         assert one == TensorData(np.array([1.0, 2.0]))
         assert one != TensorData([1, 2])
         assert one != 3
+        assert len({one, TensorData([1.0, 2.0])}) == 1
         assert repr(one) == "TensorData([1.0, 2.0], dtype='float32')"
         assert pickle.loads(pickle.dumps(one)) == one
 

@@ -548,9 +548,10 @@ def add_gradients(
         return None
     if slope is not None:
         x: Any = arrays[0].detach()
+        total: Any = sum_at(0)
         share = 1 / x.numel() if mean else 1.0
         with torch.inference_mode(False), torch.no_grad():
-            return _add_slopes(x.split(rows), slope, sum_at(0).split(rows), share, scale * weight)
+            return _add_slopes(x.split(rows), slope, total.split(rows), share, scale * weight)
     values: list[Tensor] = []
     lengths: list[list[Tensor]] = [[] for _ in wanted]
     untyped: Sequence[Any] = arrays

@@ -92,7 +92,9 @@ class TensorData:
             return NotImplemented
         return self.dtype == other.dtype and bool(np.array_equal(self._array, other._array))
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    def __hash__(self) -> int:
+        """By the shape and the dtype: numbers may be many."""
+        return hash((self.dtype, self._array.shape))
 
     def __repr__(self) -> str:
         """As it is made."""
