@@ -30,6 +30,7 @@ compression), and `TINKER_TELEMETRY`. There is no setting for the other waits.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -42,10 +43,6 @@ from .service import Settings
 
 LIMIT = 30.0
 """Seconds that anything may take before it counts as hanging."""
-
-
-def local_client(base: str, rank: int, seed: int) -> LocalTrainingClient:
-    return LocalTrainingClient(base, rank=rank, seed=seed)
 
 
 class Connected(NamedTuple):
@@ -64,9 +61,15 @@ class Connected(NamedTuple):
 @contextmanager
 def connected(*, telemetry: bool = False, seed: int = 0, rank: int = 4, **settings: Any) -> Iterator[Connected]:
     """The SDK with a model, on a server of its own. `config` is what the SDK is told to do."""
+    clients: list[LocalTrainingClient] = []
+
+    def local_client(base: str, rank: int, seed: int) -> LocalTrainingClient:
+        clients.append(LocalTrainingClient(base, rank=rank, seed=seed, checkpoints=folder))
+        return clients[-1]
+
     environment = {"TINKER_TELEMETRY": str(int(telemetry)), "TINKER_BASE_URL": "", "TINKER_PROJECT_ID": ""}
     server = ProtocolServer(local_client, Settings(**settings))
-    with mock.patch.dict(os.environ, environment), server:
+    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, environment), server:
         service = tinker.ServiceClient(base_url=server.url, api_key=server.settings.api_key)
         try:
             yield Connected(server, service, service.create_lora_training_client("tiny", rank=rank, seed=seed))
@@ -74,3 +77,5 @@ def connected(*, telemetry: bool = False, seed: int = 0, rank: int = 4, **settin
             # A server that has lost everything does not know the session.
             with suppress(tinker.NotFoundError):
                 service.close("success").result(LIMIT)
+            for client in clients:
+                client.close()
