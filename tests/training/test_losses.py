@@ -144,6 +144,10 @@ class TestImportanceSampling:
         assert logprobs[0].grad is not None
         assert logprobs[0].grad.tolist() == [-0.5, 3.0]
 
+    def test_weights_are_not_read(self) -> None:
+        one = datum([1, 2], logprobs=[-1.0, -2.0], advantages=[0.5, -3.0], weights=[0.0, 0.0])
+        assert losses.importance_sampling([one], [torch.tensor([-1.0, -2.0])])[0].item() == 2.5
+
     @pytest.mark.parametrize("missing", ["logprobs", "advantages"])
     def test_needs_both(self, missing: str) -> None:
         whole = {"logprobs": [-1.0], "advantages": [1.0]}

@@ -59,8 +59,9 @@ def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result"
 def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
     """`−Σ exp(logprob − old)·advantage`, with `logprobs`, the old ones, and `advantages` in the data, as the service.
 
-    A target of advantage 0 does not count. Metrics over those that do: `ratio_mean`, `ratio_max`, and `kl`, an estimate
-    (k3) of how far the model has moved from the one that drew them; 0 where none does.
+    A target of advantage 0 does not count; `weights` say what counts in regularizers, and are not read here. Metrics
+    over those that count, 0 where none does: `ratio_mean`, `ratio_max`, and `kl`, an estimate (k3) of how far the
+    model has moved from the one that drew them.
 
     >>> import torch
     >>> from penalties.training import Datum, ModelInput
