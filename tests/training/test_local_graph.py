@@ -108,6 +108,40 @@ def test_gradients_at_everything_go_back_in_one_pass(client: LocalTrainingClient
     assert_close(gradients(client), expected)
 
 
+@pytest.mark.parametrize("width", [None, 3])
+def test_packed_tensors_are_the_lists_in_one(client: LocalTrainingClient, width: int | None) -> None:
+    batch = data(4, 6, 1, width=width)
+    graph = client.forward_with_graph(batch, reads=("logits", "hidden.1")).result(WAIT)
+    packed = graph.packed
+    assert set(packed) == {"logits", "hidden.1", "logprobs"}
+    for name, whole in packed.items():
+        assert torch.equal(whole, torch.cat(graph.logprobs if name == "logprobs" else graph.inputs[name]))
+    slopes = {name: torch.full_like(one, 0.5) for name, one in packed.items()}
+    graph.backward(slopes)
+    assert graph.packed == {}
+    found = gradients(client)
+    clear(client)
+    graph = client.forward_with_graph(batch, reads=("logits", "hidden.1")).result(WAIT)
+    graph.backward({name: slope.split([4, 6, 1]) for name, slope in slopes.items()})
+    assert_close(found, gradients(client))
+
+
+def test_log_probabilities_of_several_widths_are_not_packed(client: LocalTrainingClient) -> None:
+    graph = client.forward_with_graph([*data(3), *data(2, width=2)], reads=("hidden.1",)).result(WAIT)
+    assert set(graph.packed) == {"hidden.1"}
+    with pytest.raises(ShapeError, match="the data differ in targets a place; expected a list, one a datum"):
+        graph.backward({"logprobs": torch.ones(7)})
+
+
+def test_a_packed_gradient_comes_once_too(client: LocalTrainingClient) -> None:
+    graph = client.forward_with_graph(data(3)).result(WAIT)
+    with pytest.raises(ShapeError, match=r"the gradient of logprobs has shape \(4,\); expected \(3,\)"):
+        graph.backward({"logprobs": torch.ones(4)})
+    graph.backward({"logprobs": torch.ones(3)})
+    with pytest.raises(GradientError, match="done already"):
+        graph.backward({"logprobs": torch.ones(3)})
+
+
 def test_none_is_zero(client: LocalTrainingClient) -> None:
     batch = data(4, 6)
     graph = client.forward_with_graph(batch, reads=("hidden.1",)).result(WAIT)

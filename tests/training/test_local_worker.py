@@ -95,6 +95,18 @@ def test_a_forgotten_one_ends_its_thread_and_drops_what_waits() -> None:
         waiting.result(0)
 
 
+def test_one_that_its_own_thread_forgets_last_ends() -> None:
+    worker: Any = Worker("test")
+    holder = [worker]
+    gate = threading.Event()
+    thread = worker.submit(threading.current_thread).result(WAIT)
+    worker.submit(lambda: (gate.wait(WAIT), holder.clear(), gc.collect()))
+    del worker
+    gate.set()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
 def test_results_are_not_kept_by_the_thread() -> None:
     class Large:
         pass

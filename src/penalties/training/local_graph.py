@@ -76,11 +76,16 @@ class Graph:
 
     @property
     def packed(self) -> "dict[str, Tensor]":
-        """The same as the lists, one datum after the other in one tensor each; nothing is left after the backward."""
-        found = dict(self._packed)
-        if "logprobs" in found and all(len(one.shape) == 1 for one in self.logprobs):
-            found["logprobs"] = found["logprobs"].reshape(-1)
-        return found
+        """The same as the lists, one datum after the other in one tensor each; nothing is left after the backward.
+
+        Without log-probabilities where data differ in how many they have a place: those are of no one shape.
+        """
+        widths = {tuple(one.shape[1:]) for one in self.logprobs}
+        return {
+            name: one.reshape(-1, *next(iter(widths))) if name == "logprobs" else one
+            for name, one in self._packed.items()
+            if name != "logprobs" or len(widths) == 1
+        }
 
     def backward(self, gradients: Mapping[str, Any]) -> ForwardBackwardOutput:
         """Add to the gradients of the parameters what gradients at the inputs give, in one pass; it can be done once.
@@ -117,9 +122,12 @@ class Graph:
             raise InputError(f'Graph.backward: got a gradient of "{name}"; this graph has {there}')
         parts = self._lists[name]
         if isinstance(given, torch.Tensor):
-            whole = self.packed.get(name)
-            # Without one the graph is gone, and that is what will be said.
-            return given if whole is None else _like(f"Graph.backward: the gradient of {name}", given, whole)
+            # That the graph is gone is said later, and better.
+            if not self._packed:
+                return given
+            if name not in self.packed:
+                raise ShapeError("Graph.backward: the data differ in targets a place; expected a list, one a datum")
+            return _like(f"Graph.backward: the gradient of {name}", given, self.packed[name])
         if given is None or all(one is None for one in given):
             return None
         if len(given) != len(parts):

@@ -116,17 +116,27 @@ def load(
         except ImportError as error:
             raise MissingLibraryError(_OWNER, package, extra="train") from error
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     torch: Any = importlib.import_module("torch")
     place, precision = _device(device), _dtype(dtype)
     make: Any = get_peft_model
-    targets = target_modules if isinstance(target_modules, str) else list(target_modules)
-    config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, bias="none", task_type="CAUSAL_LM"
-    )
     with _drawing, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # The CPU's alone: `torch.manual_seed` would set those of GPUs too.
+        torch.default_generator.manual_seed(seed)
         base = _tiny(precision) if str(name) == TINY else _pretrained(str(name), precision)
+        if base.get_output_embeddings() is None:
+            raise OptionError(_OWNER, "model", str(name), "a causal language model, with a layer that makes logits")
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=0.0,
+            target_modules=target_modules if isinstance(target_modules, str) else list(target_modules),
+            # GPT-2 and its kin keep their weights the other way round, in a layer of their own.
+            fan_in_fan_out=any(isinstance(one, Conv1D) for one in base.modules()),
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
         try:
             # Adapters are in float32, whatever the model is in: steps are too small for less.
             model = make(base, config)

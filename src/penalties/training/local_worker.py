@@ -106,5 +106,6 @@ def _end(queue: "SimpleQueue[Any]", thread: threading.Thread) -> None:
             break
         job[0].cancel()
     queue.put(None)
+    # Forgotten by what the thread itself let go of, it ends by itself.
     if thread is not threading.current_thread():
         thread.join(_AT_EXIT)
