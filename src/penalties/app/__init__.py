@@ -1,0 +1,1 @@
+"""The program: `penalties train`, its runs, and its report."""

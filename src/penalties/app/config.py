@@ -1,0 +1,181 @@
+"""The config of a run: TOML, checked as a whole, with every default in it.
+
+>>> config = load("demo", ["train.steps=5"])
+>>> config.train.steps, config.model.name, config.pipeline().names[0]
+(5, 'tiny', 'kl')
+"""
+
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pydantic import Field
+
+from ..pipeline import Pipeline, Term
+from ..pipeline.schedules import Schedule, constant
+from ..training.losses import BY_NAME
+from ..training.references import Provider, client, initial, perturbed
+from .config_checks import checked
+from .config_objective import arguments, base_term
+from .config_overrides import override
+from .config_problems import ConfigError, DataError, Problem, nearest
+from .config_reading import read
+from .config_schedules import made
+from .config_table import Table
+from .config_tables import (
+    BackendTable,
+    ClientTable,
+    DataTable,
+    ModelTable,
+    PerturbedTable,
+    ReferenceTable,
+    SinksTable,
+    TermTable,
+    TrainTable,
+)
+
+__all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "find", "load"]
+
+DEMO: Final = "demo"
+"""The config that ships with the program."""
+
+
+class Config(Table):
+    """Everything that a run is made of."""
+
+    model: ModelTable = ModelTable()
+    """The model that is trained."""
+    backend: BackendTable = BackendTable()
+    """Where the model is trained."""
+    data: DataTable
+    """What it is trained on."""
+    train: TrainTable = TrainTable()
+    """How it is trained."""
+    references: dict[str, ReferenceTable] = Field(default={})
+    """What terms compare with: one array for each example, by name."""
+    term: list[TermTable] = Field(default=[])
+    """The terms of the objective, beside the base loss."""
+    sinks: SinksTable = SinksTable()
+    """Where metrics go beside the run's own log."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole config with every default, as data for JSON; there are no secrets in it."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Config":
+        """The config that `to_dict` gave; neither files nor functions are looked for."""
+        config, problems = read(cls, given)
+        if problems:
+            raise ConfigError("config", problems)
+        return config
+
+    def pipeline(self) -> Pipeline:
+        """The terms, without the base loss."""
+        return Pipeline.from_config([arguments(table) for table in self.term])
+
+    @property
+    def base(self) -> Term | dict[str, Any]:
+        """The base loss, as `forward_backward_custom` takes it; made anew each time, so keep it."""
+        if self.train.loss in BY_NAME:
+            return {"fn": self.train.loss, "options": dict(self.train.loss_options)}
+        return base_term(self.train.loss, self.train.loss_options)
+
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules of weights, by the names of their terms."""
+        terms = zip(self.pipeline().names, self.term, strict=True)
+        return {
+            name: made(table.schedule, table.weight, self.train.steps)
+            for name, table in terms
+            if table.schedule is not None
+        }
+
+    def learning_rate(self) -> Schedule:
+        """The learning rate as a function of the step."""
+        train = self.train
+        return (
+            constant(train.learning_rate)
+            if train.schedule is None
+            else made(train.schedule, train.learning_rate, train.steps)
+        )
+
+    def providers(self, teacher: Callable[[ClientTable], Any]) -> dict[str, Provider]:
+        """What makes each reference; `teacher` makes the client of another model."""
+        return {name: _provider(table, teacher) for name, table in self.references.items()}
+
+
+def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The config in a file, or the one that ships with the program (None or "demo").
+
+    Paths in it are relative to its folder, those in overrides to the working directory. Functions of one's own are
+    looked for beside the config and in the working directory too. Everything that is wrong is in one `ConfigError`.
+    """
+    source = find(path)
+    raw = _parsed(source)
+    folder = source.parent
+    _absolute(raw, folder)
+    problems = override(raw, overrides, list(Config.model_fields))
+    _absolute(raw, Path.cwd())
+    for place in (str(folder.absolute()), str(Path.cwd())):
+        if place not in sys.path:
+            # At the end, where it hides nothing that is installed.
+            sys.path.append(place)
+    config, wrong = read(Config, {"data": {}, **raw})
+    problems += wrong
+    problems += [one for one in checked(config, raw) if not _reported(one, problems)]
+    if problems:
+        raise ConfigError(source.name, problems)
+    names = config.pipeline().names
+    terms = [table.model_copy(update={"name": name}) for table, name in zip(config.term, names, strict=True)]
+    return config.model_copy(update={"term": terms})
+
+
+def find(path: str | os.PathLike[str] | None) -> Path:
+    """The file of a config."""
+    if path is None or (os.fspath(path) == DEMO and not Path(DEMO).is_file()):
+        return Path(__file__).parent / "demo" / "demo.toml"
+    return Path(path)
+
+
+def _parsed(source: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(source.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        there = [one.name for one in source.parent.glob("*.toml")] if source.parent.is_dir() else []
+        hint = nearest(source.name, [*there, DEMO])
+        raise ConfigError(str(source), [Problem("file", f"there is none{hint}")]) from None
+    except OSError as error:
+        raise ConfigError(str(source), [Problem("file", f"cannot be read ({error.strerror})")]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(source.name, [Problem("file", f"is no valid TOML ({error})")]) from error
+
+
+def _absolute(raw: dict[str, Any], folder: Path) -> None:
+    """Make paths in what was read absolute: those of data, and those of models that are folders."""
+    tables = {name: cast("Any", table) for name, table in raw.items() if isinstance(table, dict)}
+    places = [
+        (tables.get("data", {}), "path"),
+        (tables.get("data", {}), "eval_path"),
+        (tables.get("model", {}), "name"),
+    ]
+    places += [(one, "model") for one in tables.get("references", {}).values() if isinstance(one, dict)]
+    for table, key in places:
+        value = table.get(key)
+        if isinstance(value, str) and value and (key in ("path", "eval_path") or value.startswith((".", "/", "~"))):
+            table[key] = os.path.normpath(folder.absolute() / Path(value).expanduser())
+
+
+def _provider(table: ReferenceTable, teacher: Callable[[ClientTable], Any]) -> Provider:
+    if isinstance(table, ClientTable):
+        return client(teacher(table), cache=table.cache)
+    if isinstance(table, PerturbedTable):
+        return perturbed(table.token_dropout, table.seed, table.replacement)
+    return initial()
+
+
+def _reported(problem: Problem, before: Sequence[Problem]) -> bool:
+    """Whether something at this place, or around it, is wrong already."""
+    return any(problem.where == one.where or problem.where.startswith(f"{one.where}.") for one in before)

@@ -1,0 +1,114 @@
+"""What is wrong with a config or with data: all of it at once, each with its place and what to do."""
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from ..errors import PenaltiesError
+
+__all__ = ["ConfigError", "DataError", "Problem", "joined", "nearest", "shown"]
+
+_LONGEST: Final = 60
+"""Characters of a value that a message shows."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong.
+
+    >>> print(Problem("train.steps", "found 0; expected a whole number of at least 1"))
+    train.steps: found 0; expected a whole number of at least 1
+    """
+
+    where: str
+    """The table and the key, as `train.steps` or `term.kl.weight`; or the line of a file."""
+    message: str
+    """What was found, and what is allowed."""
+
+    def __str__(self) -> str:
+        """Both, in one line."""
+        return f"{self.where}: {self.message}"
+
+
+class _Problems(PenaltiesError, ValueError):
+    """Several things are wrong at once."""
+
+    status = 2
+    """What the program exits with."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        """Keep all of them; the message has each on a line of its own."""
+        self.source = source
+        self.problems = list(problems)
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+    def __reduce__(self) -> Any:
+        """Pickle by the parts."""
+        return type(self), (self.source, self.problems)
+
+
+class ConfigError(_Problems):
+    """A config that cannot be used; `problems` has everything that is wrong with it.
+
+    >>> error = ConfigError("run.toml", [Problem("train.steps", "missing"), Problem("modle", "no such table")])
+    >>> print(error)
+    run.toml: train.steps: missing
+    run.toml: modle: no such table
+    """
+
+
+class DataError(_Problems):
+    """Data that cannot be used; `problems` has every line that is wrong.
+
+    >>> print(DataError("pairs.jsonl", [Problem("line 3", "completion is empty; expected some text")]))
+    pairs.jsonl: line 3: completion is empty; expected some text
+    """
+
+
+def shown(value: Any) -> str:
+    """A value as it would stand in a config, cut where it is long.
+
+    >>> shown("tiny"), shown(True), shown([1, 2.5]), shown({"kind": "initial"})
+    ('"tiny"', 'true', '[1, 2.5]', '{ kind = "initial" }')
+    """
+    text = _written(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "nothing"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[Any, Any]", value).items()
+        return f"{{ {', '.join(f'{key} = {_written(one)}' for key, one in pairs)} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, cast('Sequence[Any]', value)))}]"
+    return str(value)
+
+
+def joined(names: Iterable[str], last: str = "or") -> str:
+    """Names in a row, as one says them.
+
+    >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])
+    ('a', 'a or b', 'a, b or c')
+    """
+    *others, final = names
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
+def nearest(name: Any, names: Iterable[str], *, quoted: bool = False) -> str:
+    """`"; did you mean …?"` where one of the names is near, and nothing otherwise.
+
+    >>> nearest("wieght", ["weight", "name"]), nearest("x", ["weight"])
+    ('; did you mean weight?', '')
+    """
+    listed = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(str(name).lower(), listed, n=1)
+    if not near:
+        return ""
+    found = listed[near[0]]
+    return f'; did you mean "{found}"?' if quoted else f"; did you mean {found}?"
