@@ -1,0 +1,146 @@
+"""The command line, `penalties COMMAND`. A command's module is loaded when the command is called: help is quick."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import MissingLibraryError, PenaltiesError, said
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Final = {
+    "train": "Train a model on a structured objective, and write a run.",
+    "report": "Write a report of one run, or compare several.",
+    "ablate": "Train without each term in turn, or with other weights, and compare.",
+    "check": "Say everything that is wrong with a config.",
+    "list": "List penalties, losses, schedules and whatever else a config may name.",
+    "describe": "Describe what a config may name, and each of its tables.",
+    "schema": "Print the JSON Schema of a config, for editors.",
+    "version": "Print the version.",
+}
+"""The commands, and what each of them does in a line: their modules need not be loaded for it."""
+
+_PACKAGES: Final = ("click", "rich", "pydantic", "pydantic_core", "jinja2")
+"""What the program needs beyond the library."""
+
+FAILED: Final = 1
+WRONG: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; gives the exit status: 0 done, 1 the run failed, 2 the command or config was wrong."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(given)
+    except Exception as error:
+        # `--debug` is an option of every command; here it is needed whatever became of its parsing.
+        if "--debug" in given:
+            import traceback
+
+            traceback.print_exception(error)
+        return _told(error)
+
+
+def _run(given: list[str]) -> int:
+    result = _group().main(given, prog_name="penalties", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+def _group() -> "click.Group":
+    import click
+
+    class LazyGroup(click.Group):
+        """Commands by name, each loaded when it is called."""
+
+        def list_commands(self, ctx: click.Context) -> list[str]:
+            return list(COMMANDS)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            if cmd_name not in COMMANDS:
+                return None
+            module: Any = importlib.import_module(f".commands.{cmd_name}", __package__)
+            return module.command
+
+        def resolve_command(
+            self, ctx: click.Context, args: list[str]
+        ) -> tuple[str | None, click.Command | None, list[str]]:
+            if args[0] not in COMMANDS:
+                from .config_problems import joined, nearest
+
+                there = joined(COMMANDS, "and")
+                raise click.UsageError(f'there is no command "{args[0]}"{nearest(args[0], COMMANDS)} ({there})', ctx)
+            return super().resolve_command(ctx, args)
+
+        def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl(list(COMMANDS.items()))
+
+    @click.group(
+        cls=LazyGroup,
+        no_args_is_help=False,
+        invoke_without_command=True,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    @click.option("--version", is_flag=True, help="Print the version.")
+    @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+    @click.pass_context
+    def penalties(ctx: click.Context, version: bool) -> None:
+        """Train with structured objectives, `loss = base + Σ weight·term`, and see what each term did.
+
+        Without a config, `penalties train` trains a small model that is built in.
+        """
+        if version:
+            from .. import __version__
+
+            click.echo(__version__)
+        elif ctx.invoked_subcommand is None:
+            click.echo(ctx.get_help())
+
+    return penalties
+
+
+def _told(error: Exception) -> int:
+    """Say in a line or two what went wrong, and give the status."""
+    lines, status = _lines(error)
+    from .privacy import hide
+
+    label = "error:"
+    if sys.stderr.isatty():
+        label = f"\x1b[1;31m{label}\x1b[0m"
+    print(f"{label} {hide(lines[0])}", *map(hide, lines[1:]), sep="\n", file=sys.stderr)
+    return status
+
+
+def _lines(error: Exception) -> tuple[list[str], int]:
+    if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
+        return [str(MissingLibraryError("the program", error.name, extra="cli"))], WRONG
+    problems: list[Any] = getattr(error, "problems", [])
+    if len(problems) > 1:
+        lines = str(error).splitlines()
+        more = f"and {len(problems) - 1} more"
+        return [lines[0], f"{more}: `penalties check` lists all of them"], WRONG
+    if isinstance(error, PenaltiesError):
+        status = WRONG if isinstance(error, MissingLibraryError) else FAILED
+        return _short(str(error)), getattr(error, "status", status)
+    if type(error).__module__.partition(".")[0] == "click":
+        return _of_click(error)
+    return [*_short(said(error))[:1], "--debug shows where it comes from"], FAILED
+
+
+def _of_click(error: Any) -> tuple[list[str], int]:
+    """What click has to say about a command that was wrong, or was interrupted."""
+    if not hasattr(error, "format_message"):
+        return ["interrupted"], FAILED
+    context = getattr(error, "ctx", None)
+    hint = [f"see: {context.command_path} --help"] if context is not None else []
+    return [*_short(str(error.format_message()))[:1], *hint], error.exit_code
+
+
+def _short(message: str) -> list[str]:
+    """At most two lines of a message."""
+    lines = [line for line in message.splitlines() if line.strip()] or ["something failed and said nothing"]
+    return lines if len(lines) <= 2 else [f"{lines[0]} …"]

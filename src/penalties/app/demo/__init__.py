@@ -1,0 +1,1 @@
+"""The config that ships with the program, and its data."""
