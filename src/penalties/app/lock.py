@@ -1,0 +1,80 @@
+"""One writer at a time: a lock that ends with the process that holds it, however that ends."""
+
+import os
+import socket
+import sys
+import weakref
+from pathlib import Path
+from typing import Final
+
+from .disk import RunError
+
+__all__ = ["Lock"]
+
+_FAR: Final = 1 << 30
+"""The byte that Windows locks: what is locked there cannot be read, and the name of the holder can."""
+
+
+class Lock:
+    """The lock of a run folder; taken when it is made, or a `RunError` that says who has it.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "lock")
+    >>> lock = Lock(path)
+    >>> try:
+    ...     Lock(path)
+    ... except RunError as error:
+    ...     print("is being written" in str(error))
+    True
+    >>> lock.release()
+    >>> Lock(path).release()
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take it, and leave word of who has it."""
+        # The file stays: to remove it would let two hold locks of two files of one name.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _take(self._descriptor)
+        except OSError as error:
+            holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(self._descriptor)
+            raise RunError(
+                f"{path.parent} is being written by {holder}; wait for it, or choose another folder with --run", 2
+            ) from error
+        _held.add(self)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others have it. To release twice is to release once."""
+        if self in _held:
+            _held.discard(self)
+            os.close(self._descriptor)
+
+
+_held: "Final[weakref.WeakSet[Lock]]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A fork has the same file open: with it the lock would outlive the process that took it."""
+    for lock in list(_held):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _take(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, _FAR, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
