@@ -1,0 +1,361 @@
+"""Training a run: the loop, and everything that it leaves behind.
+
+A step is a forward, the terms, a backward and a step of the optimizer; then its line in the log. Whatever ends the
+process, the run goes on from its last checkpoint: what was logged after that is cut off and done again, to the same
+numbers, since the data of a step depend on nothing but the seed and its number.
+"""
+
+import contextlib
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import said
+from ..execution.executor import Executor
+from ..pipeline import Pipeline
+from ..pipeline.output import LossOutput
+from ..pipeline.schedules import weights as weights_at
+from ..pipeline.term import Weight
+from ..training.custom_loss import forward_backward_custom
+from . import checkpoints
+from .checkpoints import Checkpoint
+from .clients import Backend, connect
+from .disk import RunError
+from .evaluation import evaluate, every_term
+from .findings import Findings
+from .log import now
+from .privacy import hide
+from .progress import SILENT, Progress
+from .remembering import References
+from .runs import Run, differences
+from .signals import Interruption
+from .sinks import Sinks, attached
+
+if TYPE_CHECKING:
+    from .config import Config
+
+__all__ = ["Interrupted", "Training", "train"]
+
+_ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
+
+
+class Interrupted(RunError):
+    """Somebody stopped the run, which can go on after `step` steps."""
+
+    def __init__(self, folder: Path, step: int, message: str) -> None:
+        """Keep what going on needs."""
+        super().__init__(message)
+        self.folder = folder
+        self.step = step
+
+
+def train(config: "Config", folder: str | Path, *, resume: bool = False, progress: Progress = SILENT) -> Run:
+    """Train the run of a folder to its end, and give it back, closed.
+
+    With `resume` it goes on from its last checkpoint, or begins where it never did. Ctrl-C ends the step, saves a
+    checkpoint and raises `Interrupted`; a second one raises it at once.
+    """
+    there = Run(folder)
+    # One that never began may begin with another config.
+    resumed = resume and there.exists() and (there.begun() or not differences(there.config(), config.to_dict()))
+    with Run.open(folder) if resumed else Run.create(folder, config) as run, contextlib.ExitStack() as ending:
+        left = _begin(run, config)
+        checkpoint = checkpoints.latest(run)
+        progress.begin(run.folder, config.train.steps, 0 if checkpoint is None else checkpoint.step)
+        ending.callback(progress.end)
+        if not left:
+            progress.say("the run was finished before")
+            return run
+        run.begin_log(0 if checkpoint is None else checkpoint.log_size)
+        if resumed:
+            where = "the beginning" if checkpoint is None else f"the checkpoint after {_steps(checkpoint.step)}"
+            progress.record(*run.event(0 if checkpoint is None else checkpoint.step, "resumed", f"from {where}"))
+        with _opened(run, config, checkpoint, progress) as training:
+            training.run_all()
+    return run
+
+
+def _begin(run: Run, config: "Config") -> bool:
+    """Make sure that the config is the run's; False where there is nothing left to do."""
+    before, after = run.config(), config.to_dict()
+    changed = differences(before, after)
+    if changed:
+        raise RunError(
+            f"{run.folder}: its config is another: {'; '.join(changed[:3])}; a run goes on as it began: give it the "
+            "same config, or choose another folder with --run",
+            2,
+        )
+    run.clean()
+    last = run.last()
+    if last is not None and last.get("event") == "finished" and last["step"] >= config.train.steps:
+        return False
+    if before != after:
+        run.write_config(config)
+    return True
+
+
+@contextlib.contextmanager
+def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress: Progress) -> "Generator[Training]":
+    """A training that is ready, and everything that it needs closed at the end."""
+    from .data import Stream
+
+    status, training = "errored", None
+    with contextlib.ExitStack() as ending:
+        try:
+            progress.say("loading the model")
+            backend = connect(config, None if checkpoint is None else checkpoint.client)
+            ending.callback(lambda: backend.close(status))
+            stream = Stream(config, backend.tokenizer)
+            executor = _Executor(config.train.cosines_every)
+            ending.callback(executor.close)
+            references = References(config.providers(backend.another), run.references)
+            sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict()))
+            training = Training(config, run, backend, stream, executor, references, sinks, progress)
+            training.restore(checkpoint)
+            yield training
+            status = "success"
+        except (Interrupted, KeyboardInterrupt) as error:
+            status = "interrupted"
+            if isinstance(error, Interrupted):
+                raise
+            done, saved = (0, 0) if training is None else (training.done, training.saved)
+            _leave_word(run, done, "interrupted", f"at once, after {_steps(done)}")
+            message = f"stopped at once after {_steps(done)}; the last checkpoint is that of {_steps(saved)}"
+            raise Interrupted(run.folder, saved, message) from None
+        except Exception as error:
+            _leave_word(run, 0 if training is None else training.done, "failed", hide(said(error)))
+            raise
+
+
+def _leave_word(run: Run, step: int, event: str, message: str) -> None:
+    """Write how the run ended; the log itself may be what failed."""
+    with contextlib.suppress(RunError, OSError):
+        run.event(step, event, message)
+
+
+class _Executor(Executor):
+    """Takes the cosines between the terms' gradients at some steps."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self._every = every
+        self.training = False
+        """Whether it is a step that is computed."""
+
+    def run(
+        self,
+        pipeline: Pipeline,
+        inputs: Any,
+        *,
+        wrt: str | Sequence[str] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        step: Any = None,
+        state: Mapping[str, Any] | None = None,
+        cosines: bool = False,
+    ) -> LossOutput:
+        wanted = cosines or (self.training and self._every > 0 and step % self._every == 0)
+        return super().run(pipeline, inputs, wrt=wrt, weights=weights, step=step, state=state, cosines=wanted)
+
+
+class Training:
+    """A run in progress: the model, the data, the objective, and where it stands."""
+
+    def __init__(
+        self,
+        config: "Config",
+        run: Run,
+        backend: Backend,
+        stream: Any,
+        executor: _Executor,
+        references: References,
+        sinks: Sinks,
+        progress: Progress,
+    ) -> None:
+        """At step 0."""
+        self.config = config
+        self.run = run
+        self.backend = backend
+        self.stream = stream
+        self.executor = executor
+        self.references = references
+        self.sinks = sinks
+        self.progress = progress
+        # Kept: what is made anew counts as another objective each time.
+        self.base = config.base
+        self.pipeline = config.pipeline()
+        self.watched = every_term(self.pipeline)
+        self.schedules = config.schedules()
+        self.learning_rate = config.learning_rate()
+        self.findings = Findings()
+        self.done = 0
+        """Steps that are finished."""
+        self.saved = 0
+        """Steps of the last checkpoint."""
+        self.state: dict[str, Any] = {}
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Stand where a checkpoint was made; the model is loaded already."""
+        if checkpoint is None:
+            problems = self.stream.problems
+            if problems:
+                self._tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
+            return
+        if checkpoint.notes["data"] != self.stream.fingerprint:
+            raise RunError("the data are others than those that the run began with; bring them back to go on", 2)
+        self.done = self.saved = checkpoint.step
+        self.state = dict(checkpoint.state)
+        self.findings = Findings(checkpoint.notes["findings"])
+
+    def run_all(self) -> None:
+        """Every step that is left, with evaluations and checkpoints between them."""
+        train = self.config.train
+        self.references.prepare(self.backend.client, self._all_data, self.progress.say)
+        if self.done == 0:
+            self.evaluate()
+        with Interruption(self.progress.stopping) as stop:
+            while self.done < train.steps:
+                self.step()
+                last = self.done == train.steps
+                if last or self.done % train.eval_every == 0:
+                    self.evaluate()
+                if last or stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0):
+                    self.checkpoint()
+                if stop and not last:
+                    self._tell("interrupted", f"after {_steps(self.done)}")
+                    raise Interrupted(self.run.folder, self.done, f"interrupted after {_steps(self.done)}")
+        self._tell("finished", _steps(self.done))
+
+    def step(self) -> None:
+        """One step, and its line in the log."""
+        began = time.perf_counter()
+        step = self.done
+        data = self.backend.batch(self.stream.batch(step))
+        rate = float(self.learning_rate(step))
+        options = {name: float(getattr(self.config.train, name)) for name in _ADAM}
+        self.executor.training = True
+        try:
+            passed = forward_backward_custom(
+                self.backend.client,
+                data,
+                self.base,
+                regularizers=self.pipeline,
+                references=self.references.providers,
+                track_grad_norms=self.config.train.track_grad_norms,
+                weights=weights_at(self.schedules, step),
+                executor=self.executor,
+                step=step,
+                state=self.state,
+                server=self.backend.server,
+            )
+        finally:
+            self.executor.training = False
+        # Sent at once: a server can begin while the backward's answer is on its way.
+        stepped = self.backend.client.optim_step(self.backend.adam({"learning_rate": rate, **options}))
+        output, optimizer = passed.result(), stepped.result()
+        loss: LossOutput = output.custom_loss
+        # A term that did not run this time keeps what it had.
+        self.state |= loss.state
+        plain = loss.read()
+        self.done += 1
+        self._write(
+            {
+                "kind": "step",
+                "step": step,
+                "time": now(),
+                "seconds": time.perf_counter() - began,
+                "tokens": _tokens(data),
+                "learning_rate": rate,
+                **_described(plain),
+                "metrics": _flat(plain, output.metrics, getattr(optimizer, "metrics", None)),
+            }
+        )
+        for finding in self.findings.look(plain, step):
+            self._tell("warning", finding.message, step)
+
+    def evaluate(self) -> None:
+        """The objective on held-out data, in the log."""
+        self.progress.say("evaluating")
+        tokens = 0
+
+        def batches() -> Iterator[list[Any]]:
+            nonlocal tokens
+            for data in self.stream.eval_batches():
+                tokens += _tokens(data)
+                yield self.backend.batch(data)
+
+        with self.sinks.muted():
+            output = evaluate(
+                self.backend.client,
+                batches(),
+                self.base,
+                self.watched,
+                self.references,
+                weights=weights_at(self.schedules, self.done),
+                executor=self.executor,
+                step=self.done,
+                state=self.state,
+                server=self.backend.server,
+            )
+        if output is not None:
+            self._write({"kind": "eval", "step": self.done, "time": now(), "tokens": tokens, **_described(output)})
+            self.sinks.evaluated(output, self.done)
+
+    def checkpoint(self) -> None:
+        """Save everything that going on needs."""
+        if self.saved == self.done:
+            return
+        self.progress.say("saving a checkpoint")
+        self.references.save()
+        checkpoints.commit(
+            self.run,
+            self.done,
+            self.backend.save,
+            self.state,
+            {"findings": self.findings.notes(), "data": self.stream.fingerprint},
+            lambda: self._tell("checkpoint", f"after {_steps(self.done)}"),
+        )
+        self.saved = self.done
+
+    def _all_data(self) -> Iterator[list[Any]]:
+        for step in range(self.config.train.steps):
+            yield self.backend.batch(self.stream.batch(step))
+        for data in self.stream.eval_batches():
+            yield self.backend.batch(data)
+
+    def _tell(self, event: str, message: str, step: int | None = None) -> None:
+        self.progress.record(*self.run.event(self.done if step is None else step, event, message))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.progress.record(record, self.run.log.write(record))
+
+
+def _described(plain: LossOutput) -> dict[str, Any]:
+    """An output as a record has it."""
+    return {
+        "loss": plain.to_dict(),
+        "durations": {term.name: term.duration for term in plain.all if term.duration is not None},
+        "errors": {term.name: said(term.error) for term in plain.all if term.error is not None},
+    }
+
+
+def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """The numbers of the client and the optimizer, without those that the loss has."""
+    own = plain.metrics()
+    if plain.base is not None:
+        own |= dict(plain.base.metrics)
+    found: dict[str, float] = {}
+    for given in metrics:
+        for name, value in (given or {}).items():
+            if name not in own:
+                with contextlib.suppress(TypeError, ValueError):
+                    found[str(name)] = float(value)
+    return found
+
+
+def _tokens(data: list[Any]) -> int:
+    return sum(int(datum.model_input.length) for datum in data)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
