@@ -37,7 +37,7 @@ from .config_tables import (
     TrainTable,
 )
 
-__all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "find", "load"]
+__all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "examine", "find", "load"]
 
 DEMO: Final = "demo"
 """The config that ships with the program."""
@@ -113,6 +113,14 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
     Paths in it are relative to its folder, those in overrides to the working directory. Functions of one's own are
     looked for beside the config and in the working directory too. Everything that is wrong is in one `ConfigError`.
     """
+    config, problems = examine(path, overrides)
+    if problems:
+        raise ConfigError(find(path).name, problems)
+    return config
+
+
+def examine(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> tuple[Config, list[Problem]]:
+    """The config in a file without what is wrong in it, and all of that; a file that cannot be read is an error."""
     source = find(path)
     raw = _parsed(source)
     folder = source.parent
@@ -127,10 +135,10 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
     problems += wrong
     problems += [one for one in checked(config, raw) if not _reported(one, problems)]
     if problems:
-        raise ConfigError(source.name, problems)
+        return config, problems
     names = config.pipeline().names
     terms = [table.model_copy(update={"name": name}) for table, name in zip(config.term, names, strict=True)]
-    return config.model_copy(update={"term": terms})
+    return config.model_copy(update={"term": terms}), []
 
 
 def find(path: str | os.PathLike[str] | None) -> Path:

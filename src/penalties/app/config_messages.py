@@ -9,7 +9,7 @@ from .config_problems import Problem, joined, nearest, shown
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["Schema", "allowed", "found_wrong", "label_of", "schema_of"]
+__all__ = ["Place", "Schema", "allowed", "child_of", "found_wrong", "label_of", "resolved", "schema_of"]
 
 Schema: TypeAlias = Mapping[str, Any]
 """A node of a JSON Schema."""
@@ -88,8 +88,8 @@ def _unknown(schema: Schema, node: Schema, place: Place, key: str, given: Any) -
 
 
 def _properties(schema: Schema, node: Schema) -> Mapping[str, Any]:
-    node = _resolved(schema, node)
-    return _resolved(schema, node.get("items", node)).get("properties", {})
+    node = resolved(schema, node)
+    return resolved(schema, node.get("items", node)).get("properties", {})
 
 
 # The way to a place: through the schema, so that what pydantic puts into it for unions is left out.
@@ -104,37 +104,39 @@ def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[Place, Schema, Sequ
         if branch is not None:
             node = branch
             continue
-        child = _child(schema, node, part)
+        child = child_of(schema, node, part)
         if child is None:
             return place, node, loc[index:]
         place, node = (*place, part), child
     return place, node, ()
 
 
-def _resolved(schema: Schema, node: Schema) -> Schema:
+def resolved(schema: Schema, node: Schema) -> Schema:
+    """The node that is meant: without references to others, and without the alternative of nothing."""
     while "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]] | {k: v for k, v in node.items() if k != "$ref"}
     branches = [one for one in node.get("anyOf", ()) if one.get("type") not in ("null", "boolean")]
     if len(branches) == 1 and "anyOf" in node:
         # Something or nothing: what counts is the something.
         rest = {key: value for key, value in node.items() if key != "anyOf"}
-        return {**_resolved(schema, branches[0]), **rest, "_optional": len(node["anyOf"]) > 1}
+        return {**resolved(schema, branches[0]), **rest}
     return node
 
 
 def _tagged(schema: Schema, node: Schema, part: str | int) -> Schema | None:
     """The branch of a union by kind that a part of a location names."""
     mapping = node.get("discriminator", {}).get("mapping", {})
-    return _resolved(schema, {"$ref": mapping[part]}) if part in mapping else None
+    return resolved(schema, {"$ref": mapping[part]}) if part in mapping else None
 
 
-def _child(schema: Schema, node: Schema, part: str | int) -> Schema | None:
+def child_of(schema: Schema, node: Schema, part: str | int) -> Schema | None:
+    """The node of a key of a table, or of the entries of a list; None where there is none."""
     if isinstance(part, int):
         child = node.get("items")
     else:
         child = node.get("properties", {}).get(part, node.get("additionalProperties") or None)
     # `true` is a table of anything, of which nothing is wrong.
-    return _resolved(schema, cast("Schema", child)) if isinstance(child, Mapping) else None
+    return resolved(schema, cast("Schema", child)) if isinstance(child, Mapping) else None
 
 
 def _where(place: Place, raw: Mapping[str, Any]) -> str:
@@ -176,7 +178,9 @@ def allowed(schema: Schema, node: Schema) -> str:
     >>> allowed({}, {"enum": ["local", "tinker"]})
     '"local" or "tinker"'
     """
-    node = _resolved(schema, node)
+    if {"type": "boolean"} in node.get("anyOf", ()):
+        return "true, false or a table"
+    node = resolved(schema, node)
     if "const" in node or "enum" in node:
         return joined(shown(one) for one in _choices(node))
     if "anyOf" in node:

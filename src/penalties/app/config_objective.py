@@ -13,6 +13,7 @@ from ..training.batch import Batch
 from ..training.losses import BY_NAME
 from ..training.objective import objective_of
 from .config_messages import label_of
+from .config_options import inputs_of, wrong_value
 from .config_problems import Problem, joined, nearest, shown
 from .config_reading import UNKNOWN
 
@@ -65,39 +66,49 @@ def base_term(path: str, options: Mapping[str, Any]) -> Term:
 
 def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Problem]:
     """What is wrong with the base loss."""
-    train = config.train
-    named = sorted(references)
-    if train.loss in LOSSES:
-        function = BY_NAME[train.loss]
+    train, named = config.train, sorted(references)
+    if ":" in train.loss:
         try:
-            Term(function, options=train.loss_options)
-            if train.loss_options:
-                # Values are checked before data are looked at, of which there are none.
-                function([], [], *([[]] if train.loss == "dpo" else []), **train.loss_options)
+            term = base_term(train.loss, train.loss_options)
         except OptionError as error:
-            yield Problem(f"train.loss_options.{error.option}", _of_option(error))
+            where = f"train.loss_options.{error.option}" if error.option in train.loss_options else "train.loss"
+            yield Problem(where, _of_option(error))
+        else:
+            yield from _reads("train.loss", term, config, named, base=True)
+        return
+    if train.loss not in LOSSES:
+        reason = ", which needs more than lines of text" if train.loss in BY_NAME else ""
+        names = ", ".join(f'"{one}"' for one in LOSSES)
+        hint = nearest(train.loss, LOSSES, quoted=True)
+        yield Problem(
+            "train.loss",
+            f'found {shown(train.loss)}{reason}; expected {names} or "package.module:function"{hint}',
+        )
+        return
+    yield from _loss_options(train.loss, train.loss_options)
+    if train.loss == "dpo" and "reference" not in named and len(named) != 1:
+        add = 'add [references] with initial = { kind = "initial" }'
+        fix = 'call the one that it is to compare with "reference"' if named else add
+        yield Problem(
+            "train.loss", f'found "dpo", which compares with one reference, and there are {len(named)}; {fix}'
+        )
+
+
+def _loss_options(loss: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    function = BY_NAME[loss]
+    for option, value in options.items():
+        message = wrong_value(function, option, value)
+        try:
+            if message is None:
+                Term(function, options={option: value})
+                # Values are checked before data are looked at, of which there are none.
+                function(*[[]] * len(inputs_of(function)), **{option: value})
+        except OptionError as error:
+            message = _of_option(error)
         except (InputError, MissingLibraryError):
             pass
-        if train.loss == "dpo" and "reference" not in named and len(named) != 1:
-            add = 'add [references] with initial = { kind = "initial" }'
-            fix = 'call the one that it is to compare with "reference"' if named else add
-            yield Problem(
-                "train.loss", f'found "dpo", which compares with one reference, and there are {len(named)}; {fix}'
-            )
-        return
-    expected = f'{joined(f"{chr(34)}{one}{chr(34)}" for one in LOSSES)}, or "package.module:function"'
-    if ":" not in train.loss:
-        reason = ", which needs more than lines of text" if train.loss in BY_NAME else ""
-        hint = nearest(train.loss, LOSSES, quoted=True)
-        yield Problem("train.loss", f"found {shown(train.loss)}{reason}; expected {expected}{hint}")
-        return
-    try:
-        term = base_term(train.loss, train.loss_options)
-    except OptionError as error:
-        where = f"train.loss_options.{error.option}" if error.option in train.loss_options else "train.loss"
-        yield Problem(where, _of_option(error))
-        return
-    yield from _reads("train.loss", term, config, named, base=True)
+        if message is not None:
+            yield Problem(f"train.loss_options.{option}", message)
 
 
 def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str]) -> Iterator[Problem]:
@@ -114,31 +125,48 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
         where = f"term.{label_of(raw, index)}"
         if table.fn == UNKNOWN:
             continue
-        try:
-            term = _term(table)
-        except OptionError as error:
-            wrong = _each(where, table, error)
-            yield from wrong.values()
-            left = {key: value for key, value in table.options.items() if key not in wrong}
-            if "fn" not in wrong and "inputs" not in wrong and left != table.options:
-                term = _term(table.model_copy(update={"options": left}))
-                yield from _reads(f"{where}.inputs", term, config, named, base=False)
+        term, problems = _built(where, table)
+        yield from problems
+        if term is None:
             continue
         if term.name in names:
-            first = names[term.name]
-            message = f'found "{term.name}", as {first} is called; expected a name of its own: set name'
+            message = f'found "{term.name}", as {names[term.name]} is called; expected a name of its own: set name'
             yield Problem(f"{where}.name", message)
-            continue
-        names[term.name] = where
+        names.setdefault(term.name, where)
         yield from _reads(f"{where}.inputs", term, config, named, base=False)
 
 
 _ANY: Final = Term("l1", inputs="logprobs")
 
 
-def _term(table: "TermTable") -> Term:
-    _found(table.fn)
-    return pipeline_of([arguments(table)])[0][0]
+def _built(where: str, table: "TermTable") -> tuple[Term | None, list[Problem]]:
+    """The term without what is wrong about its options, and that; no term where there is none without it."""
+    problems: list[Problem] = []
+    try:
+        function = _found(table.fn)
+    except OptionError as error:
+        return None, [Problem(f"{where}.fn", _of_option(error) + _similar(table.fn, str(error)))]
+    right: dict[str, Any] = {}
+    for option, value in table.options.items():
+        message = wrong_value(function, option, value) or _refused(function, option, value)
+        if message is None:
+            right[option] = value
+        else:
+            problems.append(Problem(f"{where}.options.{option}", message))
+    try:
+        return pipeline_of([arguments(table.model_copy(update={"options": right}))])[0][0], problems
+    except OptionError as error:
+        place = f"{where}.options.{error.option}" if error.option in right else f"{where}.{error.option}"
+        return None, [*problems, Problem(place, _of_option(error))]
+
+
+def _refused(function: Any, option: str, value: Any) -> str | None:
+    """What is wrong with an option by itself."""
+    try:
+        Term(function, name="any", options={option: value})
+    except OptionError as error:
+        return _of_option(error) if error.option == option else None
+    return None
 
 
 def _found(path: str) -> Any:
@@ -152,24 +180,10 @@ def _found(path: str) -> Any:
         raise OptionError("Term", "fn", path, expected) from error
 
 
-def _each(where: str, table: "TermTable", first: OptionError) -> dict[str, Problem]:
-    """Every wrong option of a term, each tried alone, beside what was found first; by the argument or option."""
-    errors = {first.option: first}
-    if first.option != "fn":
-        for option, value in table.options.items():
-            try:
-                Term(table.fn, name="any", options={option: value})
-            except OptionError as error:
-                errors.setdefault(error.option, error)
-    found: dict[str, Problem] = {}
-    for option, error in errors.items():
-        message = _of_option(error)
-        if option == "fn" and "did you mean" not in message and ":" not in table.fn:
-            near = [name for name in BUILT_IN if table.fn.lower() in name or name in table.fn.lower()]
-            message += f"; did you mean {joined(near)}?" if near else ""
-        place = f"{where}.options.{option}" if option in table.options else f"{where}.{option}"
-        found[option] = Problem(place, message)
-    return found
+def _similar(name: str, message: str) -> str:
+    """Penalties that are called something like this, where none is spelled nearly so."""
+    near = [one for one in BUILT_IN if name.lower() in one or one in name.lower()]
+    return f"; did you mean {joined(near)}?" if near and ":" not in name and "did you mean" not in message else ""
 
 
 def _reads(where: str, term: Term, config: "Config", references: Sequence[str], *, base: bool) -> Iterator[Problem]:

@@ -6,9 +6,7 @@ What is in a docstring here is what an editor shows beside the key. What fits to
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import BeforeValidator, Field
 
 from .config_schedules import ScheduleTable
 from .config_table import Table
@@ -186,7 +184,7 @@ class TermTable(Table):
     name: _Text | None = None
     """What it is called in logs and reports; the function's name by default."""
     inputs: _Text | list[_Text] | dict[str, _Text] | None = None
-    """What it reads: a name, names in order, or `{ parameter = "input" }`; by default its parameters, by their names."""
+    """What it reads: a name, names in order, or `{ parameter = "input" }`; by default what its parameters are named."""
     options: dict[str, Any] = Field(default={})
     """Options of the function."""
     enabled: bool = True
@@ -219,8 +217,8 @@ class _Switch:
     """Lets `true` stand for a table of defaults, and `false` for none."""
 
     def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: Callable[[CoreSchema], JsonSchemaValue] | GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+        self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
         made = handler(core_schema)
         return {"anyOf": [{"type": "boolean"}, *made["anyOf"]]}
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-__all__ = ["on_terminal", "table"]
+__all__ = ["highlighted", "on_terminal", "problem", "table"]
 
 
 def on_terminal() -> bool:
@@ -35,3 +35,26 @@ def _rich(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     for row in rows:
         made.add_row(*map(Text, row))
     Console().print(made)
+
+
+def highlighted(name: str, what: str) -> None:
+    """Print a heading: a name, and what it is."""
+    if not on_terminal():
+        print(f"{name} ({what})")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text.assemble((name, "bold cyan"), (f"  ({what})", "dim")))
+
+
+def problem(source: str, where: str, message: str) -> None:
+    """Print what is wrong with a file, and where, among the errors."""
+    if not sys.stderr.isatty():
+        print(f"{source}: {where}: {message}", file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble((f"{source}: ", "dim"), (where, "bold red"), f": {message}")
+    Console(stderr=True).print(text, soft_wrap=True)

@@ -1,0 +1,90 @@
+"""How each thing that a config may name stands in one. A test trains with every one of them."""
+
+from typing import Final
+
+__all__ = ["EXAMPLES"]
+
+_BATCH: Final = "penalties.training.adapters:"
+
+_TERMS: Final[dict[str, tuple[str, ...]]] = {
+    "l1": ("weight = 1e-4", 'inputs = "params"'),
+    "l2": ("weight = 1e-4", 'inputs = "params"'),
+    "elastic_net": ("weight = 1e-4", 'inputs = "params"', "options = { l1_ratio = 0.9 }"),
+    "smooth_l1": ("weight = 1e-4", 'inputs = "params"', "options = { delta = 0.1 }"),
+    "entropy": (
+        "weight = 0.02",
+        'inputs = { p = "logits", mask = "mask" }',
+        'options = { mode = "bonus", logits = true }',
+    ),
+    "consistency": ("weight = 0.1", 'inputs = ["logprobs", "perturbed"]'),
+    "orthogonality": ("weight = 1e-3", 'inputs = "flat_hidden.1"', "options = { sample_size = 64 }"),
+    "output_magnitude": ("weight = 1e-2", 'inputs = "flat_logits"', "options = { target = 1.0 }"),
+    "kl_estimate": (
+        "weight = 0.05",
+        'inputs = ["logprobs", "initial"]',
+        'schedule = { kind = "warmup", steps = 20 }',
+    ),
+    "entropy_estimate": ("weight = 0.01", 'inputs = "logprobs"', 'options = { mode = "bonus" }'),
+    f"{_BATCH}kl": ("weight = 0.05", 'inputs = { logprobs = "logprobs", reference = "initial", mask = "mask" }'),
+    f"{_BATCH}entropy": (
+        "weight = 0.01",
+        'inputs = { logprobs = "logprobs", mask = "mask" }',
+        'options = { mode = "bonus" }',
+    ),
+    f"{_BATCH}consistency": ("weight = 0.1", 'inputs = { logprobs = "logprobs", pair = "perturbed", mask = "mask" }'),
+    f"{_BATCH}l1": ("weight = 1e-3", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
+    f"{_BATCH}l2": ("weight = 1e-3", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
+    f"{_BATCH}elastic_net": ("weight = 1e-3", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
+    f"{_BATCH}orthogonality": ("weight = 1e-3", 'inputs = { logprobs = "hidden.1", mask = "mask" }'),
+    f"{_BATCH}gradient_penalty": ("weight = 1e-2", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
+}
+"""Terms, without their first lines."""
+
+_INSTEAD: Final = {
+    "kl_divergence": "# For distributions; of lines of text, one token at each place is known: see kl_estimate.",
+    "js_divergence": "# For distributions; of lines of text, one token at each place is known: see kl_estimate.",
+    "gradient_penalty": f"# For functions of one's own; of log-probabilities: see {_BATCH}gradient_penalty.",
+    "interpolated_gradient_penalty": f"# For functions of one's own; of log-probabilities: see {_BATCH}gradient_penalty.",
+}
+"""Penalties that a config has no inputs for."""
+
+_TERM: Final = '[[term]]\nfn = "l2"\nweight = 1e-4\ninputs = "params"\n'
+
+_SCHEDULES: Final = {
+    "constant": '{ kind = "constant", value = 0.1 }',
+    "linear": '{ kind = "linear", end = 0.1, steps = 50 }',
+    "warmup": '{ kind = "warmup", steps = 20 }',
+    "cosine": '{ kind = "cosine", start = 0.1, end = 0.01 }',
+    "exponential": '{ kind = "exponential", rate = 0.99 }',
+    "piecewise": '{ kind = "piecewise", values = { 0 = 0.0, 50 = 0.1 } }',
+    "product": '{ kind = "product", schedules = [{ kind = "warmup", steps = 20 }, { kind = "exponential", rate = 0.99 }] }',
+    "chain": '{ kind = "chain", parts = [{ steps = 20, schedule = { kind = "constant" } }], last = { kind = "cosine" } }',
+}
+
+EXAMPLES: Final[dict[tuple[str, str], str]] = {
+    **{
+        ("batch" if ":" in name else "penalty", name): "\n".join(["[[term]]", f'fn = "{name}"', *lines])
+        for name, lines in _TERMS.items()
+    },
+    **{("penalty", name): text for name, text in _INSTEAD.items()},
+    ("loss", "cross_entropy"): '[train]\nloss = "cross_entropy"\nreduction = "mean"',
+    ("loss", "dpo"): (
+        '[train]\nloss = "dpo"\nloss_options = { beta = 0.1 }\n\n[references]\ninitial = { kind = "initial" }'
+    ),
+    ("reference", "initial"): '[references]\ninitial = { kind = "initial" }',
+    ("reference", "client"): '[references]\nteacher = { kind = "client", model = "tiny", seed = 1 }',
+    ("reference", "perturbed"): '[references]\nperturbed = { kind = "perturbed", token_dropout = 0.1 }',
+    **{("schedule", name): f"{_TERM}schedule = {text}" for name, text in _SCHEDULES.items()},
+    ("wrap", "ema"): f'{_TERM}wrap = [{{ kind = "ema", decay = 0.9 }}]',
+    ("wrap", "normalized"): f'{_TERM}wrap = [{{ kind = "normalized" }}]',
+    ("table", "references"): (
+        '[references]\ninitial = { kind = "initial" }\nperturbed = { kind = "perturbed", token_dropout = 0.2 }'
+    ),
+    ("table", "term"): f'{_TERM}schedule = {{ kind = "warmup", steps = 20 }}',
+    ("table", "sinks"): "[sinks]\ntensorboard = true",
+    ("sink", "tensorboard"): "[sinks]\ntensorboard = true",
+    ("sink", "mlflow"): '[sinks]\nmlflow = { experiment = "penalties" }',
+    ("sink", "wandb"): '[sinks]\nwandb = { project = "penalties" }',
+    ("sink", "opentelemetry"): "[sinks]\nopentelemetry = true",
+}
+"""Lines of a config, by kind and name."""

@@ -1,0 +1,101 @@
+"""`penalties check`."""
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..config_problems import ConfigError, DataError, Problem
+from ..console import problem
+from .options import as_json, debug, quiet, values
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+__all__ = ["command"]
+
+
+@click.command("check")
+@click.argument("config", required=False)
+@values
+@as_json
+@quiet
+@debug
+def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet: bool) -> int:
+    """Say everything that is wrong with a config.
+
+    CONFIG is a TOML file; without it, or as `demo`, it is the one that is built in. Files, functions, options and
+    every line of the data are looked at; nothing is trained.
+    """
+    source = config or "demo"
+    loaded: Config | None = None
+    notes: list[Problem] = []
+    lines = 0
+    try:
+        from ..config import examine
+
+        loaded, problems = examine(config, overrides)
+    except ConfigError as error:
+        problems, source = error.problems, error.source
+    if loaded is not None and not any(one.where.startswith(("data", "train.loss")) for one in problems):
+        lines, bad, skipped = _data(loaded)
+        problems += bad
+        notes += skipped
+    if loaded is not None and not problems:
+        notes += _notes(loaded)
+    if as_json:
+        said: dict[str, Any] = {
+            "ok": not problems,
+            "problems": [one._asdict() for one in problems],
+            "notes": [one._asdict() for one in notes],
+            "config": None if loaded is None or problems else loaded.to_dict(),
+        }
+        click.echo(json.dumps(said))
+    else:
+        for one in problems:
+            problem(source, one.where, one.message)
+        if not quiet:
+            for one in notes:
+                click.echo(f"note: {one}")
+            click.echo(_summary(source, problems, loaded, lines), err=bool(problems))
+    return 2 if problems else 0
+
+
+def _summary(source: str, problems: list[Problem], config: "Config | None", lines: int) -> str:
+    if problems or config is None:
+        return f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+    train = config.train
+    terms = ", ".join(str(term.name) for term in config.term) or "none"
+    return (
+        f"{source}: ok: {train.steps} steps of {train.batch_size} of {lines} lines, "
+        f"{train.loss}, terms: {terms}, backend: {config.backend.kind}"
+    )
+
+
+def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
+    """Look at every line of the data: how many can be used, what is wrong, and what is left out."""
+    from ...training.local_tiny import ByteTokenizer
+    from ..data import Stream
+
+    try:
+        # Whatever the model is: bytes are at least as many as tokens, and nothing is downloaded to look at lines.
+        stream = Stream(config, ByteTokenizer())
+    except DataError as error:
+        return 0, [Problem(f"{error.source}: {one.where}", one.message) for one in error.problems], []
+    return len(stream), [], stream.problems
+
+
+def _notes(config: "Config") -> list[Problem]:
+    """What is not wrong, and may not be meant."""
+    read = {name.removeprefix("flat_") for term in config.pipeline() for name in term.inputs.values()}
+    notes = [
+        Problem(f"references.{name}", "no term reads it; it takes a pass through a model all the same")
+        for name in config.references
+        if name not in read and config.train.loss != "dpo"
+    ]
+    if config.backend.kind == "tinker" and not os.environ.get("TINKER_API_KEY"):
+        notes.append(Problem("backend.kind", "TINKER_API_KEY is not set in the environment; training needs it"))
+    if config.data.eval_path == config.data.path:
+        notes.append(Problem("data.eval_path", "is the same file as data.path: nothing is held out"))
+    return notes

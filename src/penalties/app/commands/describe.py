@@ -1,0 +1,88 @@
+"""`penalties describe`."""
+
+import json
+from typing import Any
+
+import click
+
+from ...errors import OptionError
+from ..catalogue import KINDS, Entry, Value, entries, entry_of_path
+from ..config_problems import nearest
+from ..console import highlighted, table
+from .options import as_json, debug
+
+__all__ = ["command"]
+
+
+@click.command("describe")
+@click.argument("name")
+@as_json
+@debug
+def command(name: str, as_json: bool) -> None:
+    """Describe what a config may name, and each of its tables.
+
+    NAME is a penalty, a loss, a schedule, a reference, a sink, an input, a table as `train`, a key as `train.steps`,
+    or a function of your own, as `package.module:function`.
+    """
+    found = _found(name)
+    if as_json:
+        click.echo(json.dumps([_data(entry) for entry in found]))
+        return
+    for place, entry in enumerate(found):
+        if place:
+            click.echo()
+        _show(entry)
+
+
+def _found(name: str) -> list[Entry]:
+    everything = list(entries())
+    found = [entry for entry in everything if name in (entry.name, f"[{entry.name}]", f"[[{entry.name}]]")]
+    table, _, key = name.partition(".")
+    keys = [
+        Entry("key", name, value.meaning, values=(value,))
+        for entry in everything
+        if entry.kind == "table" and entry.name == table
+        for value in entry.values
+        if value.name == key
+    ]
+    if found or keys:
+        return [*found, *keys]
+    if ":" in name:
+        try:
+            return [entry_of_path(name)]
+        except OptionError as error:
+            raise click.BadParameter(f'"{name}" is not {error.expected}', param_hint="NAME") from error
+    known = [entry.name for entry in everything]
+    known += [f"{entry.name}.{value.name}" for entry in everything if entry.kind == "table" for value in entry.values]
+    hint = nearest(name, known) or "; `penalties list` says what there is"
+    raise click.BadParameter(f'there is no "{name}"{hint}', param_hint="NAME")
+
+
+def _data(entry: Entry) -> dict[str, Any]:
+    return {**entry._asdict(), "values": [value._asdict() for value in entry.values]}
+
+
+def _show(entry: Entry) -> None:
+    highlighted(entry.name, f"{entry.kind}: {KINDS[entry.kind]}")
+    click.echo(entry.summary)
+    if entry.details:
+        click.echo(f"\n{entry.details}")
+    if entry.reads:
+        click.echo(f"\nreads: {', '.join(entry.reads)}")
+    if entry.values:
+        click.echo()
+        rows = [_row(value) for value in entry.values]
+        header = ("name", "default", "allowed", "what it is")
+        shown = [place for place in range(4) if any(row[place] for row in rows)]
+        title = "options" if entry.reads or entry.kind == "function" else "keys"
+        table(title, [header[place] for place in shown], [[row[place] for place in shown] for row in rows])
+    if entry.example:
+        click.echo(f"\nin a config:\n\n{_indented(entry.example)}")
+
+
+def _row(value: Value) -> tuple[str, str, str, str]:
+    return value.name, value.default or "(must be given)", value.allowed, value.meaning
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())

@@ -1,0 +1,28 @@
+"""`penalties schema`."""
+
+from pathlib import Path
+
+import click
+
+from .options import debug
+
+__all__ = ["command"]
+
+
+@click.command("schema")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write it to a file.")
+@debug
+def command(out: Path | None) -> None:
+    """Print the JSON Schema of a config, for editors.
+
+    With `#:schema FILE` in the first line of a config, editors that know TOML complete and check it.
+    """
+    from ..config_schema import written
+
+    if out is None:
+        click.echo(written(), nl=False)
+        return
+    try:
+        out.write_text(written(), encoding="utf-8")
+    except OSError as error:
+        raise click.BadParameter(f"{out} cannot be written ({error.strerror})", param_hint="--out") from error
