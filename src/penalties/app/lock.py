@@ -38,6 +38,7 @@ class Lock:
         try:
             _take(self._descriptor)
         except OSError as error:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
             holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
             os.close(self._descriptor)
             raise RunError(
@@ -45,7 +46,8 @@ class Lock:
             ) from error
         _held.add(self)
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def release(self) -> None:
         """Let others have it. To release twice is to release once."""
@@ -63,8 +65,8 @@ def _forked() -> None:
         lock.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+# Windows cannot fork.
+getattr(os, "register_at_fork", lambda **_: None)(after_in_child=_forked)
 
 
 def _take(descriptor: int) -> None:
@@ -73,7 +75,6 @@ def _take(descriptor: int) -> None:
 
         os.lseek(descriptor, _FAR, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        os.lseek(descriptor, 0, os.SEEK_SET)
     else:
         import fcntl
 

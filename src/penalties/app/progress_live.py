@@ -17,7 +17,7 @@ _ASCII: Final = "_.:-=+*#"
 
 
 class History:
-    """The values of a term over a run, in at most `2 * width` means of equally many steps each.
+    """The values of a term over a run, in at most `2 * width + 1` means of equally many steps each.
 
     >>> history = History(width=2)
     >>> for value in range(8):
@@ -48,8 +48,8 @@ class History:
             self._of *= 2
 
     def values(self) -> list[float]:
-        """The means, in order."""
-        return list(self._means)
+        """The means, in order, the last one perhaps of fewer."""
+        return [*self._means, *([_mean(self._open)] if self._open else [])]
 
 
 def _mean(values: list[float]) -> float:
@@ -163,7 +163,7 @@ class Live:
         for name, history in self._histories.items():
             part = rows.get(name, {"value": None})
             share = share_of(loss, name) if name != "loss" else None
-            history_line = sparkline(history.values()[-2 * _WIDTH :], self._marks)
+            history_line = sparkline(history.values(), self._marks)
             table.add_row(
                 Text(name, style="bold" if name == "loss" else ""),
                 Text("skipped", style="red") if part.get("error") else short(part["value"]),

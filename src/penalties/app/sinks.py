@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Generator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ __all__ = ["Sinks", "attached"]
 _HEARS: Final = ("pipeline.start", "pipeline.stop", "pipeline.exception", "term.stop", "term.exception")
 """A step is one call of a pipeline: what is told of the custom loss around it is the same again."""
 _KNOWN: Final = "sinks.json"
+_TRACKING: Final = "MLFLOW_TRACKING_URI"
 
 
 class Sinks:
@@ -87,19 +89,40 @@ def _tensorboard(options: Any, folder: Path, config: Mapping[str, Any], ending: 
 
 def _mlflow(options: Any, folder: Path, config: Mapping[str, Any], ending: contextlib.ExitStack) -> Sink:
     mlflow = library("sinks.mlflow", "mlflow", package="mlflow", extra="mlflow")
-    where = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute()}/mlflow.db"
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(where)
-    ending.callback(mlflow.set_tracking_uri, before)
-    client = mlflow.MlflowClient()
+    where = options.tracking_uri or os.environ.get(_TRACKING) or _store(folder.absolute())
+    client = mlflow.MlflowClient(where)
 
     def begin() -> str:
-        experiment = mlflow.set_experiment(options.experiment).experiment_id
+        found = client.get_experiment_by_name(options.experiment)
+        experiment = client.create_experiment(options.experiment) if found is None else found.experiment_id
         return client.create_run(experiment, run_name=folder.name).info.run_id
 
     run_id = _same(folder, "mlflow", begin)
     ending.callback(client.set_terminated, run_id)
-    return telemetry.MLflow(run_id)
+    with _tracking(mlflow, where):
+        return telemetry.MLflow(run_id)
+
+
+@contextlib.contextmanager
+def _tracking(mlflow: Any, where: str) -> Generator[None]:
+    """MLflow's own setting, which is another one's too, and which it puts into the environment."""
+    before, set_there = mlflow.get_tracking_uri(), _TRACKING in os.environ
+    mlflow.set_tracking_uri(where)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+        if not set_there:
+            os.environ.pop(_TRACKING, None)
+
+
+def _store(folder: Path) -> str:
+    """A store of MLflow's in the run: a database where it can have one, files for the small MLflow."""
+    if find_spec("sqlalchemy") is not None:
+        return f"sqlite:///{folder}/mlflow.db"
+    # It would have us run a server instead.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    return (folder / "mlflow").as_uri()
 
 
 def _wandb(options: Any, folder: Path, config: Mapping[str, Any], ending: contextlib.ExitStack) -> Sink:

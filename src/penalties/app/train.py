@@ -303,8 +303,6 @@ class Training:
 
     def checkpoint(self) -> None:
         """Save everything that going on needs."""
-        if self.saved == self.done:
-            return
         self.progress.say("saving a checkpoint")
         self.references.save()
         checkpoints.commit(
@@ -341,9 +339,8 @@ def _described(plain: LossOutput) -> dict[str, Any]:
 
 def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """The numbers of the client and the optimizer, without those that the loss has."""
-    own = plain.metrics()
-    if plain.base is not None:
-        own |= dict(plain.base.metrics)
+    assert plain.base is not None, "a config has a base loss"
+    own = {**plain.metrics(), **plain.base.metrics}
     found: dict[str, float] = {}
     for given in metrics:
         for name, value in (given or {}).items():

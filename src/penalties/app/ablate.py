@@ -1,0 +1,252 @@
+"""Ablations and sweeps: what a run is without each of its terms, with other weights, with other seeds.
+
+Every variant is a run of its own, in a folder beside the others. Variants of one seed begin with the same model and see
+the same data in the same order, so that what they differ by is the variant.
+"""
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..encoding import encode
+from ..errors import said
+from ..pipeline.table import table
+from .disk import RunError, write_whole, writing
+from .privacy import hide
+from .progress import Progress, short
+from .runs import Run
+from .train import Interrupted, train
+
+if TYPE_CHECKING:
+    from .config import Config
+
+__all__ = ["ALL", "Comparison", "Outcome", "Variant", "ablate", "compared", "shown", "variants"]
+
+ALL: Final = "all"
+"""The variant with every term, as the config has it: what the others are compared with."""
+
+_SUMMARY: Final = "ablation.json"
+_LAST: Final = 0.1
+"""The part of a run's steps whose mean counts where there are no held-out data."""
+
+
+class Variant(NamedTuple):
+    """One run of an ablation."""
+
+    name: str
+    """What it is: "all", "without kl", "only kl", "kl.weight=0.1"."""
+    seed: int
+    config: "Config"
+
+    @property
+    def folder(self) -> str:
+        """A name for its folder."""
+        return re.sub(r"[^\w.=+-]+", "-", f"{self.name} seed {self.seed}")
+
+
+class Outcome(NamedTuple):
+    """What came of a variant's run."""
+
+    variant: str
+    seed: int
+    folder: Path
+    base_loss: float | None
+    """On held-out data at the end, or else the mean of the last tenth of the steps; None where the run failed."""
+    terms: dict[str, float]
+    """The same of each term's value."""
+    error: str | None = None
+
+
+def variants(
+    load: "Callable[[Sequence[str]], Config]", *, sweeps: Sequence[str] = (), seeds: int = 1, keep: bool = False
+) -> list[Variant]:
+    """The variants of a config, which `load` reads with some values set; all of them are checked.
+
+    Without sweeps each term is removed in turn, or with `keep` all the others are. A sweep is `key=value,value,…`.
+    """
+    whole = load(())
+    made: list[Variant] = []
+    for seed in range(whole.train.seed, whole.train.seed + seeds):
+        seeded = f"train.seed={seed}"
+        first = load([seeded])
+        made.append(Variant(ALL, seed, first))
+        if sweeps:
+            swept = [f"{key}={value}" for key, values in map(_sweep, sweeps) for value in values]
+            made += [Variant(one, seed, load([seeded, one])) for one in swept]
+        else:
+            made += [Variant(name, seed, config) for name, config in _without(first, keep)]
+    # A sweep often has the config's own value among its own.
+    known = {variant.seed: variant.config for variant in made if variant.name == ALL}
+    return [variant for variant in made if variant.name == ALL or variant.config != known[variant.seed]]
+
+
+def _without(config: "Config", keep: bool) -> "list[tuple[str, Config]]":
+    names = config.pipeline().names
+    if not names:
+        raise RunError("the config has no [[term]], so that there is nothing to remove", 2)
+    made: list[tuple[str, Config]] = []
+    for name in names:
+        terms = [table for other, table in zip(names, config.term, strict=True) if (other == name) is keep]
+        made.append((f"{'only' if keep else 'without'} {name}", config.model_copy(update={"term": terms})))
+    return made
+
+
+def _sweep(text: str) -> tuple[str, list[str]]:
+    """The key of a sweep, and its values.
+
+    >>> _sweep('kl.options={estimator = "k1", x = 1}, {}')
+    ('kl.options', ['{estimator = "k1", x = 1}', '{}'])
+    """
+    key, _, rest = text.partition("=")
+    values: list[str] = [""]
+    depth, quoted = 0, ""
+    for sign in rest:
+        if quoted:
+            quoted = "" if sign == quoted else quoted
+        elif sign in "\"'":
+            quoted = sign
+        else:
+            depth += (sign in "[{") - (sign in "]}")
+            if sign == "," and depth == 0:
+                values.append("")
+                continue
+        values[-1] += sign
+    values = [value.strip() for value in values]
+    if not key.strip() or not all(values):
+        raise RunError(f"--sweep {text}: expected a key and its values, as kl.weight=0.01,0.1,1", 2)
+    return key.strip(), values
+
+
+def ablate(
+    chosen: Sequence[Variant],
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Callable[[Variant, int], Progress],
+) -> list[Outcome]:
+    """Train every variant in its folder, and give what came of each; one that fails does not stop the others.
+
+    `progress` gives what shows the run of a variant. With `resume`, runs that are finished are left as they are and
+    others go on.
+    """
+    if (folder / _SUMMARY).exists() and not resume:
+        raise RunError(f"{folder} holds an ablation already; go on with it by --resume, or choose another folder", 2)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    outcomes: list[Outcome] = []
+    for number, variant in enumerate(chosen):
+        place = folder / variant.folder
+        # Written before each: whoever looks meanwhile sees what there is.
+        _write(folder, outcomes)
+        try:
+            run = train(variant.config, place, resume=True, progress=progress(variant, number))
+        except Interrupted:
+            raise
+        except Exception as error:
+            if not Run(place).begun():
+                # Data, a disk or a key: the others would fail for the same reason.
+                raise
+            outcomes.append(Outcome(variant.name, variant.seed, place, None, {}, hide(said(error))))
+        else:
+            outcomes.append(_outcome(variant, run))
+    _write(folder, outcomes)
+    return outcomes
+
+
+def _outcome(variant: Variant, run: Run) -> Outcome:
+    evaluated: dict[str, Any] | None = None
+    last: list[dict[str, Any]] = []
+    keep = max(1, round(_LAST * variant.config.train.steps))
+    for record in run.records():
+        if record["kind"] == "eval":
+            evaluated = record
+        elif record["kind"] == "step":
+            last = [*last, record][-keep:]
+    losses = [record["loss"] for record in ([evaluated] if evaluated is not None else last)]
+    values: dict[str, list[float]] = {}
+    for loss in losses:
+        for name, part in loss["regularizers"].items():
+            if part["value"] is not None:
+                values.setdefault(name, []).append(part["value"])
+    terms = {name: _mean(found) for name, found in values.items()}
+    return Outcome(
+        variant.name, variant.seed, run.folder, _mean([loss["base_loss"]["value"] for loss in losses]), terms
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _write(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    described = [{**outcome._asdict(), "folder": outcome.folder.name} for outcome in outcomes]
+    path = folder / _SUMMARY
+    with writing(path):
+        write_whole(path, (json.dumps(encode({"runs": described}), indent=2) + "\n").encode())
+
+
+class Comparison(NamedTuple):
+    """A variant over its seeds."""
+
+    variant: str
+    base_loss: tuple[float, float] | None
+    """Mean and standard deviation; None where every run failed."""
+    difference: tuple[float, float] | None
+    """From "all", seed by seed."""
+    terms: dict[str, float]
+    errors: list[str]
+
+
+def compared(outcomes: Sequence[Outcome]) -> list[Comparison]:
+    """The variants in the order in which they were tried."""
+    whole = {outcome.seed: outcome.base_loss for outcome in outcomes if outcome.variant == ALL}
+    made: list[Comparison] = []
+    for name in dict.fromkeys(outcome.variant for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.variant == name]
+        losses = [outcome.base_loss for outcome in own if outcome.base_loss is not None]
+        differences = [
+            outcome.base_loss - before
+            for outcome in own
+            if outcome.base_loss is not None and (before := whole.get(outcome.seed)) is not None
+        ]
+        terms = {
+            term: _mean([one.terms[term] for one in own if term in one.terms]) for one in own for term in one.terms
+        }
+        errors = [outcome.error for outcome in own if outcome.error is not None]
+        made.append(Comparison(name, _spread(losses), _spread(differences), terms, errors))
+    return made
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float] | None:
+    if not values:
+        return None
+    return _mean(values), statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+
+
+def shown(comparisons: Sequence[Comparison]) -> str:
+    """The comparison as a table."""
+    terms = list(dict.fromkeys(term for one in comparisons for term in one.terms))
+    header = ["variant", "base loss", "difference", *terms]
+    lines = [
+        [
+            one.variant,
+            _shown(one.base_loss, "failed"),
+            "" if one.variant == ALL else _shown(one.difference, ""),
+            *[short(one.terms.get(term)) for term in terms],
+        ]
+        for one in comparisons
+    ]
+    return "\n".join(
+        [*table(header, lines), *[f"{one.variant}: {error}" for one in comparisons for error in one.errors]]
+    )
+
+
+def _shown(spread: tuple[float, float] | None, otherwise: str) -> str:
+    if spread is None:
+        return otherwise
+    mean, deviation = spread
+    return short(mean) if math.isnan(deviation) else f"{short(mean)} ± {short(deviation)}"

@@ -1,0 +1,94 @@
+"""`penalties ablate`: what each term does, by what a run is without it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...encoding import dumps
+from .options import as_json, debug, quiet, values
+from .train import folder_for, next_command
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+__all__ = ["command"]
+
+
+@click.command("ablate")
+@click.argument("config_path", metavar="[CONFIG]", required=False)
+@values
+@click.option(
+    "--sweep", "sweeps", multiple=True, metavar="KEY=A,B,C", help="Vary a value instead, as kl.weight=0.01,0.1,1."
+)
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, for the spread.")
+@click.option(
+    "--remove/--keep", "remove", default=True, help="Remove each term in turn (default), or keep each one alone."
+)
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder of the runs; by default one in runs/, by the name of the config.",
+)
+@click.option("--resume", is_flag=True, help="Go on with an ablation; runs that are finished stay as they are.")
+@quiet
+@as_json
+@debug
+def command(
+    config_path: str | None,
+    overrides: Sequence[str],
+    sweeps: Sequence[str],
+    seeds: int,
+    remove: bool,
+    folder: Path | None,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train as CONFIG says, and again without each of its terms; compare in a table and in one report.
+
+    All runs of one seed see the same data in the same order.
+    """
+    from ..ablate import Variant, ablate, compared, shown, variants
+    from ..config import load
+    from ..disk import RunError
+    from ..progress import Progress, chosen
+    from ..report import write
+    from ..train import Interrupted
+
+    if sweeps and not remove:
+        raise click.UsageError("--sweep and --keep exclude each other: a sweep removes no terms")
+
+    def loaded(more: Sequence[str]) -> "Config":
+        return load(config_path, [*overrides, *more])
+
+    trials = variants(loaded, sweeps=sweeps, seeds=seeds, keep=not remove)
+    place = folder_for(config_path, resume=resume, suffix="-ablation") if folder is None else folder
+
+    def progress(variant: Variant, number: int) -> Progress:
+        if not (quiet or as_json):
+            click.echo(f"\n{number + 1} of {len(trials)}: {variant.name}, seed {variant.seed}")
+        return chosen(quiet=quiet or as_json)
+
+    try:
+        outcomes = ablate(trials, place, resume=resume, progress=progress)
+    except Interrupted as error:
+        more = [part for sweep in sweeps for part in ("--sweep", sweep)]
+        more += ["--seeds", str(seeds)] if seeds > 1 else []
+        more += [] if remove else ["--keep"]
+        again = next_command("ablate", config_path, overrides, place, *more)
+        raise Interrupted(error.folder, error.step, f"{error}; go on with:\n{again}") from None
+    report = place / "report.html"
+    write([outcome.folder for outcome in outcomes], report)
+    comparisons = compared(outcomes)
+    if as_json:
+        told: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
+        click.echo(dumps({"kind": "ablation", "folder": str(place), "report": str(report), "variants": told}))
+    elif not quiet:
+        click.echo(f"\n{shown(comparisons)}")
+        click.echo(f"report: {report}")
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise RunError(f"{len(failed)} of {len(outcomes)} runs failed")

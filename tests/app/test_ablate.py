@@ -1,0 +1,228 @@
+"""Ablations: which variants there are, that they differ by nothing else, and how they compare."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penalties.app import ablate as ablate_module
+from penalties.app import train as train_module
+from penalties.app.ablate import Outcome, ablate, compared, shown, variants
+from penalties.app.config import Config, ConfigError, load
+from penalties.app.disk import RunError
+from penalties.app.progress import SILENT
+from penalties.app.runs import Run
+from penalties.app.train import Interrupted
+
+from .stand_ins import Backend, killing, write_config
+
+
+@pytest.fixture(autouse=True)
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
+    made: list[Backend] = []
+
+    def connect(*arguments: Any) -> Backend:
+        made.append(Backend(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(train_module, "connect", connect)
+    return made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_config(tmp_path, steps=4)
+
+
+def loading(path: Path) -> Any:
+    def loaded(more: Sequence[str]) -> Config:
+        return load(path, more)
+
+    return loaded
+
+
+def silent(*_: Any) -> Any:
+    return SILENT
+
+
+class TestVariants:
+    def test_each_term_is_removed_in_turn(self, path: Path) -> None:
+        made = variants(loading(path))
+        assert [variant.name for variant in made] == ["all", "without kl", "without entropy", "without counting"]
+        assert [[term.name for term in variant.config.term] for variant in made] == [
+            ["kl", "entropy", "counting"],
+            ["entropy", "counting"],
+            ["kl", "counting"],
+            ["kl", "entropy"],
+        ]
+        assert [variant.folder for variant in made][:2] == ["all-seed-0", "without-kl-seed-0"]
+
+    def test_each_term_is_kept_alone(self, path: Path) -> None:
+        made = variants(loading(path), keep=True)
+        assert [variant.name for variant in made] == ["all", "only kl", "only entropy", "only counting"]
+        assert [[term.name for term in variant.config.term] for variant in made[1:]] == [
+            ["kl"],
+            ["entropy"],
+            ["counting"],
+        ]
+
+    def test_a_sweep_varies_one_value(self, path: Path) -> None:
+        made = variants(loading(path), sweeps=["kl.weight=0.01, 0.5,1", "train.learning_rate=0.2"])
+        # 0.5 is what the config has.
+        assert [variant.name for variant in made] == ["all", "kl.weight=0.01", "kl.weight=1", "train.learning_rate=0.2"]
+        assert [variant.config.term[0].weight for variant in made] == [0.5, 0.01, 1.0, 0.5]
+        assert made[-1].config.train.learning_rate == 0.2
+
+    def test_seeds_are_of_the_model_and_the_order_of_the_data(self, path: Path) -> None:
+        made = variants(loading(path), seeds=2)
+        assert [(variant.name, variant.seed) for variant in made][:5] == [
+            ("all", 0),
+            ("without kl", 0),
+            ("without entropy", 0),
+            ("without counting", 0),
+            ("all", 1),
+        ]
+        assert all(variant.config.train.seed == variant.seed for variant in made)
+        assert len({variant.folder for variant in made}) == 8
+
+    def test_values_may_be_lists_and_strings_with_commas(self, path: Path) -> None:
+        sweep = 'kl.inputs=["logprobs", "initial"],{log_p = "logprobs"}'
+        key, values = ablate_module._sweep(sweep)
+        assert key == "kl.inputs"
+        assert values == ['["logprobs", "initial"]', '{log_p = "logprobs"}']
+        assert ablate_module._sweep("a.b='x,y',2")[1] == ["'x,y'", "2"]
+
+    @pytest.mark.parametrize("sweep", ["kl.weight", "=1,2", "kl.weight=", "kl.weight=1,,2"])
+    def test_what_is_no_sweep_is_refused(self, path: Path, sweep: str) -> None:
+        with pytest.raises(RunError, match="expected a key and its values, as kl.weight=0.01,0.1,1") as raised:
+            variants(loading(path), sweeps=[sweep])
+        assert raised.value.status == 2
+
+    def test_a_wrong_value_is_found_before_anything_is_trained(self, path: Path) -> None:
+        with pytest.raises(ConfigError, match="weight"):
+            variants(loading(path), sweeps=["kl.weight=1,heavy"])
+
+    def test_without_terms_there_is_nothing_to_remove(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="has no \\[\\[term\\]\\]"):
+            variants(loading(write_config(tmp_path, terms="")))
+
+
+class TestRuns:
+    def test_differ_by_nothing_but_the_variant(self, path: Path, tmp_path: Path) -> None:
+        outcomes = ablate(variants(loading(path)), tmp_path / "out", progress=silent)
+        assert [outcome.variant for outcome in outcomes] == ["all", "without kl", "without entropy", "without counting"]
+        logs = [list(Run(outcome.folder).records()) for outcome in outcomes]
+        tokens = [[record["tokens"] for record in log if record["kind"] == "step"] for log in logs]
+        assert all(one == tokens[0] for one in tokens)
+        first = [next(record for record in log if record["kind"] == "step") for log in logs]
+        assert len({record["loss"]["base_loss"]["value"] for record in first}) == 1
+        losses = [outcome.base_loss for outcome in outcomes]
+        assert len(set(losses)) == 4
+        assert set(outcomes[0].terms) == {"kl", "entropy", "counting"}
+        assert set(outcomes[1].terms) == {"entropy", "counting"}
+        evaluated = [record for record in logs[0] if record["kind"] == "eval"][-1]
+        assert outcomes[0].base_loss == evaluated["loss"]["base_loss"]["value"]
+
+    def test_without_held_out_data_the_last_steps_count(self, path: Path, tmp_path: Path) -> None:
+        def loaded(more: Sequence[str]) -> Config:
+            return load(path, ["data.eval_path=", "train.steps=20", *more])
+
+        outcomes = ablate(variants(loaded)[:1], tmp_path / "out", progress=silent)
+        steps = [record["loss"] for record in Run(outcomes[0].folder).records() if record["kind"] == "step"]
+        assert outcomes[0].base_loss == pytest.approx(sum(one["base_loss"]["value"] for one in steps[-2:]) / 2)
+        assert outcomes[0].terms["counting"] == steps[-2]["regularizers"]["counting"]["value"]
+
+    def test_a_term_that_was_skipped_is_left_out_of_its_mean(self, tmp_path: Path) -> None:
+        path = write_config(tmp_path, terms='[[term]]\nfn = "tests.app.terms:failing"\non_error = "skip"\n')
+
+        def loaded(more: Sequence[str]) -> Config:
+            return load(path, ["data.eval_path=", "train.steps=5", *more])
+
+        (outcome,) = ablate(variants(loaded)[:1], tmp_path / "out", progress=silent)
+        assert outcome.terms == {}
+
+    def test_a_single_step_counts_by_itself(self, path: Path, tmp_path: Path) -> None:
+        def loaded(more: Sequence[str]) -> Config:
+            return load(path, ["data.eval_path=", "train.steps=2", *more])
+
+        (outcome,) = ablate(variants(loaded)[:1], tmp_path / "out", progress=silent)
+        steps = [record["loss"] for record in Run(outcome.folder).records() if record["kind"] == "step"]
+        assert outcome.base_loss == steps[-1]["base_loss"]["value"]
+        # It rested at the last step.
+        assert "counting" not in outcome.terms
+
+    def test_are_not_written_over_and_go_on(self, path: Path, tmp_path: Path, backends: list[Backend]) -> None:
+        trials = variants(loading(path))
+
+        def breaking(variant: Any, number: int) -> Any:
+            return killing(3) if number == 2 else SILENT
+
+        with pytest.raises(Interrupted):
+            ablate(trials, tmp_path / "out", progress=breaking)
+        assert len(backends) == 3
+        with pytest.raises(RunError, match="holds an ablation already; go on with it by --resume"):
+            ablate(trials, tmp_path / "out", progress=silent)
+        outcomes = ablate(trials, tmp_path / "out", resume=True, progress=silent)
+        assert len(backends) == 5
+        assert all(outcome.error is None for outcome in outcomes)
+        summary = json.loads((tmp_path / "out" / "ablation.json").read_text())
+        assert [run["variant"] for run in summary["runs"]] == [variant.name for variant in trials]
+        assert summary["runs"][0]["folder"] == "all-seed-0"
+
+    def test_one_that_fails_does_not_stop_the_others(self, tmp_path: Path) -> None:
+        terms = '[[term]]\nfn = "tests.app.terms:failing"\n[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'
+        path = write_config(tmp_path, terms=terms)
+        outcomes = ablate(variants(loading(path)), tmp_path / "out", progress=silent)
+        assert [outcome.error is None for outcome in outcomes] == [False, True, False]
+        assert outcomes[0].base_loss is None
+        assert "as the test wants it" in (outcomes[0].error or "")
+
+    def test_what_would_fail_every_time_is_raised_at_once(self, path: Path, tmp_path: Path) -> None:
+        trials = variants(loading(path))
+        (tmp_path / "data.jsonl").write_text("no json\n")
+        with pytest.raises(Exception, match="line 1"):
+            ablate(trials, tmp_path / "out", progress=silent)
+
+
+def outcome(variant: str, seed: int, loss: float | None, **terms: float) -> Outcome:
+    return Outcome(variant, seed, Path("x"), loss, terms, None if loss is not None else "TermError: no")
+
+
+class TestComparison:
+    def test_differences_are_seed_by_seed(self) -> None:
+        found = compared(
+            [
+                outcome("all", 0, 1.0, kl=1.0),
+                outcome("without kl", 0, 2.0),
+                outcome("all", 1, 3.0, kl=3.0),
+                outcome("without kl", 1, 4.5),
+            ]
+        )
+        whole, without = found
+        assert whole.base_loss == (2.0, pytest.approx(math.sqrt(2.0)))
+        assert without.difference == (1.25, pytest.approx(0.35355, rel=1e-4))
+        assert whole.terms == {"kl": 2.0}
+        assert shown(found).splitlines() == [
+            "variant     base loss     difference    kl",
+            "all         2 ± 1.414                   2",
+            "without kl  3.25 ± 1.768  1.25 ± 0.354  -",
+        ]
+
+    def test_a_failed_variant_has_no_numbers_and_its_reason(self) -> None:
+        text = shown(compared([outcome("all", 0, 1.0), outcome("without kl", 0, None)]))
+        assert text.splitlines() == [
+            "variant     base loss  difference",
+            "all         1",
+            "without kl  failed",
+            "without kl: TermError: no",
+        ]
+
+    def test_what_is_not_finite_has_no_spread(self) -> None:
+        (whole,) = compared([outcome("all", 0, math.inf), outcome("all", 1, 1.0)])
+        assert whole.base_loss is not None
+        assert whole.base_loss[0] == math.inf
+        assert math.isnan(whole.base_loss[1])
+        assert "inf" in shown([whole])

@@ -1,0 +1,380 @@
+"""Run folders, their locks and their logs."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penalties.app import disk, lock, log
+from penalties.app.disk import RunError, discard, sync, write_whole, writing
+from penalties.app.lock import Lock
+from penalties.app.log import Log, records
+from penalties.app.privacy import hide
+from penalties.app.runs import Run, differences
+
+CONFIG = {"train": {"steps": 3, "seed": 0}}
+
+
+def failing(number: int) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+class TestErrorsOfTheDisk:
+    @pytest.mark.parametrize(
+        ("number", "message"),
+        [
+            (errno.ENOSPC, "x could not be written: the disk is full; free some space, then resume"),
+            (errno.EDQUOT, "the disk is full"),
+            (errno.EROFS, "read-only file system; make the folder writable, or choose another with --run"),
+            (errno.EACCES, "permission denied; make the folder writable"),
+            (errno.EIO, "x could not be written: OSError: .*Input/output error"),
+        ],
+    )
+    def test_say_what_to_do(self, number: int, message: str) -> None:
+        with pytest.raises(RunError, match=message), writing(Path("x")):
+            failing(number)()
+
+    def test_those_of_safetensors_count_too(self) -> None:
+        with pytest.raises(RunError, match="the disk is full"), writing(Path("x")):
+            raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    @pytest.mark.parametrize("error", [ValueError("no number"), OSError("no number either"), RunError("said before")])
+    def test_other_errors_pass(self, error: Exception) -> None:
+        with pytest.raises(type(error)) as raised, writing(Path("x")):
+            raise error
+        assert raised.value is error
+
+    def test_a_file_is_written_whole_or_left_as_it_was(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "file"
+        write_whole(path, b"before")
+        monkeypatch.setattr(os, "replace", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space"):
+            write_whole(path, b"after")
+        assert path.read_bytes() == b"before"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_windows_has_no_folders_to_sync(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(disk.sys, "platform", "win32")
+        sync(tmp_path / "not there")
+
+    def test_what_is_discarded_is_gone_even_where_it_was_half_gone(self, tmp_path: Path) -> None:
+        (tmp_path / "one").mkdir()
+        (tmp_path / ".one.gone").mkdir()
+        (tmp_path / ".one.gone" / "left").touch()
+        discard(tmp_path / "one")
+        discard(tmp_path / "one")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestLock:
+    def test_is_held_by_one(self, tmp_path: Path) -> None:
+        held = Lock(tmp_path / "lock")
+        with pytest.raises(RunError, match=f"is being written by process {os.getpid()} on ") as raised:
+            Lock(tmp_path / "lock")
+        assert raised.value.status == 2
+        held.release()
+        held.release()
+        Lock(tmp_path / "lock").release()
+
+    def test_says_another_process_where_it_has_not_said_who(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = Lock(tmp_path / "lock")
+        (tmp_path / "lock").write_text("")
+        with pytest.raises(RunError, match="is being written by another process"):
+            Lock(tmp_path / "lock")
+        held.release()
+
+    def test_ends_with_its_process_even_where_a_fork_lives_on(self, tmp_path: Path) -> None:
+        code = (
+            "import os, signal, sys, time\n"
+            "from pathlib import Path\n"
+            "from penalties.app.lock import Lock\n"
+            "lock = Lock(Path(sys.argv[1]))\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "    print('forked', flush=True)\n"
+            "    os.close(1)\n"
+            "    time.sleep(3)\n"
+            "    os._exit(0)\n"
+            "time.sleep(60)\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "forked\n"
+            with pytest.raises(RunError, match=f"process {process.pid}"):
+                Lock(tmp_path / "lock")
+            process.kill()
+        Lock(tmp_path / "lock").release()
+
+    def test_of_a_fork_is_not_the_forks(self, tmp_path: Path) -> None:
+        held = Lock(tmp_path / "lock")
+        lock._forked()
+        Lock(tmp_path / "lock").release()
+        held.release()
+
+    def test_on_windows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        taken: list[tuple[int, int]] = []
+
+        def locking(descriptor: int, mode: int, count: int) -> None:
+            place = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if taken:
+                raise OSError(13, "taken")
+            taken.append((place, count))
+
+        monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+        monkeypatch.setattr(lock.sys, "platform", "win32")
+        held = Lock(tmp_path / "lock")
+        assert taken == [(1 << 30, 1)]
+        with pytest.raises(RunError, match=f"process {os.getpid()}"):
+            Lock(tmp_path / "lock")
+        held.release()
+
+
+class TestLog:
+    def test_records_come_back_with_their_numbers(self, tmp_path: Path) -> None:
+        written = Log(tmp_path / "log")
+        line = written.write({"step": 1, "loss": float("nan"), "name": "ü"})
+        written.write({"step": 2})
+        written.close()
+        assert json.loads(line) == {"step": 1, "loss": "NaN", "name": "ü"}
+        first, second = records(tmp_path / "log")
+        assert first["loss"] != first["loss"]
+        assert second == {"step": 2}
+
+    def test_one_that_is_not_there_has_no_records(self, tmp_path: Path) -> None:
+        assert list(records(tmp_path / "log")) == []
+
+    def test_a_last_line_that_is_not_whole_is_left_out(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text('{"step": 1}\n{"step": 2')
+        assert list(records(tmp_path / "log")) == [{"step": 1}]
+
+    def test_a_line_that_is_no_json_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text('{"step": 1}\nhello\n')
+        with pytest.raises(RunError, match="log, line 2: is no JSON"):
+            list(records(tmp_path / "log"))
+
+    def test_is_cut_where_it_is_opened(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text('{"step": 1}\n{"step": 2}\n{"st')
+        opened = Log(tmp_path / "log", 12)
+        opened.write({"step": 3})
+        opened.close()
+        assert (tmp_path / "log").read_text() == '{"step": 1}\n{"step": 3}\n'
+
+    def test_is_never_made_longer_by_cutting(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text('{"step": 1}\n')
+        opened = Log(tmp_path / "log", 1000)
+        assert opened.size == 12
+        opened.close()
+
+    def test_a_line_that_does_not_fit_leaves_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = Log(tmp_path / "log")
+        opened.write({"step": 1})
+        write, calls = os.write, []
+
+        def full(descriptor: int, content: bytes) -> int:
+            calls.append(content)
+            return write(descriptor, content[:5]) if len(calls) == 1 else failing(errno.ENOSPC)()
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(RunError, match="log could not be written: the disk is full"):
+            opened.write({"step": 2})
+        monkeypatch.undo()
+        assert (tmp_path / "log").read_text() == '{"step": 1}\n'
+        opened.write({"step": 3})
+        opened.close()
+        opened.close()
+        assert (tmp_path / "log").read_text() == '{"step": 1}\n{"step": 3}\n'
+
+    def test_what_fails_on_the_way_to_the_disk_is_raised_by_the_next_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = Log(tmp_path / "log")
+        failed = threading.Event()
+
+        def fsync(descriptor: int) -> None:
+            failed.set()
+            failing(errno.EIO)()
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        opened.write({"step": 1})
+        assert failed.wait(10)
+        while opened._error is None:
+            time.sleep(0.001)
+        with pytest.raises(RunError, match="Input/output error"):
+            opened.write({"step": 2})
+        monkeypatch.undo()
+        opened.close()
+
+    def test_one_that_cannot_be_cut_is_closed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "ftruncate", failing(errno.EIO))
+        with pytest.raises(RunError, match="Input/output error"):
+            Log(tmp_path / "log")
+
+    def test_keys_are_hidden(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-very-secret")
+        monkeypatch.setenv("HF_TOKEN", "a")
+        opened = Log(tmp_path / "log")
+        assert opened.write({"message": "401: tml-very-secret"}) == '{"message": "401: <TINKER_API_KEY>"}'
+        opened.close()
+        assert "secret" not in (tmp_path / "log").read_text()
+        assert hide("a key") == "a key"
+
+    def test_lines_are_forced_to_the_disk_without_waiting(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = Log(tmp_path / "log")
+        released, begun = threading.Event(), threading.Event()
+
+        def fsync(descriptor: int) -> None:
+            begun.set()
+            released.wait(10)
+
+        monkeypatch.setattr(log.os, "fsync", fsync)
+        for step in range(3):
+            opened.write({"step": step})
+        assert begun.wait(10)
+        assert len(list(records(tmp_path / "log"))) == 3
+        released.set()
+        opened.close()
+
+
+class TestRun:
+    def test_has_its_config_whole_or_is_none(self, tmp_path: Path) -> None:
+        folder = tmp_path / "deep" / "run"
+        assert not Run(folder).exists()
+        with Run.create(folder, CONFIG) as run:
+            assert run.config() == CONFIG
+            assert run.exists()
+            assert not run.begun()
+        assert repr(run) == f"Run({str(folder)!r})"
+        assert run.report == folder / "report.html"
+
+    def test_two_never_write_one(self, tmp_path: Path) -> None:
+        with Run.create(tmp_path / "run", CONFIG):
+            with pytest.raises(RunError, match="is being written by process"):
+                Run.create(tmp_path / "run", CONFIG)
+            with pytest.raises(RunError, match="is being written by process"):
+                Run.open(tmp_path / "run")
+        Run.open(tmp_path / "run").close()
+
+    def test_one_that_began_is_not_written_over(self, tmp_path: Path) -> None:
+        with Run.create(tmp_path / "run", CONFIG) as run:
+            run.begin_log().write({"kind": "step", "step": 0})
+        with pytest.raises(RunError, match="holds a run already") as raised:
+            Run.create(tmp_path / "run", CONFIG)
+        assert raised.value.status == 2
+        # And the lock is free again.
+        Run.open(tmp_path / "run").close()
+
+    def test_one_that_never_began_gives_way(self, tmp_path: Path) -> None:
+        with Run.create(tmp_path / "run", CONFIG) as run:
+            run.begin_log()
+            run.event(0, "failed", "bad data")
+            (run.references / "initial.npz").touch()
+            (run.checkpoints / "000000").mkdir()
+        with Run.create(tmp_path / "run", {"other": 1}) as run:
+            assert run.config() == {"other": 1}
+            assert list(run.records()) == []
+            assert not list(run.references.iterdir())
+            assert not list(run.checkpoints.iterdir())
+
+    def test_a_folder_without_one_cannot_be_opened(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="holds no run: there is no config.json") as raised:
+            Run.open(tmp_path)
+        assert raised.value.status == 2
+        with pytest.raises(RunError, match="holds no run"):
+            Run(tmp_path).config()
+
+    def test_a_config_that_is_damaged_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{")
+        with pytest.raises(RunError, match="config.json cannot be read"):
+            Run(tmp_path).config()
+
+    def test_a_read_only_place_is_a_clear_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Path, "mkdir", failing(errno.EROFS))
+        with pytest.raises(RunError, match="run could not be written: read-only file system; make the folder writable"):
+            Run.create(tmp_path / "run", CONFIG)
+
+    def test_a_file_in_the_place_of_the_folder_is_a_clear_error(self, tmp_path: Path) -> None:
+        (tmp_path / "run").write_text("hello")
+        with pytest.raises(RunError, match="run could not be written"):
+            Run.create(tmp_path / "run", CONFIG)
+
+    def test_a_disk_that_is_full_at_the_beginning_leaves_no_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+        with pytest.raises(RunError, match="config.json could not be written: the disk is full"):
+            Run.create(tmp_path / "run", CONFIG)
+        monkeypatch.undo()
+        assert not Run(tmp_path / "run").exists()
+        Run.create(tmp_path / "run", CONFIG).close()
+
+    def test_what_was_begun_is_cleaned_away(self, tmp_path: Path) -> None:
+        with Run.create(tmp_path / "run", CONFIG) as run:
+            (run.checkpoints / ".000020.part").mkdir()
+            (run.references / ".initial.npz.ab12").touch()
+            (run.folder / ".config.json.part").touch()
+            run.clean()
+            assert not [path for path in run.folder.rglob("*") if path.name.startswith(".")]
+
+    def test_the_last_record_is_found_from_the_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penalties.app.runs._REACH", 8)
+        run = Run(tmp_path)
+        assert run.last() is None
+        run.metrics.write_text("")
+        assert run.last() is None
+        run.metrics.write_text('{"step": 1')
+        assert run.last() is None
+        run.metrics.write_text('{"step": 1}\n')
+        assert run.last() == {"step": 1}
+        run.metrics.write_text('{"step": 1}\n' * 20 + '{"step": 2, "long": "' + 100 * "x" + '"}\n{"step": 3')
+        last = run.last()
+        assert last is not None
+        assert last["step"] == 2
+
+    def test_is_closed_even_where_its_log_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = Run.create(tmp_path / "run", CONFIG)
+        run.begin_log()
+        monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+        with pytest.raises(RunError):
+            run.close()
+        monkeypatch.undo()
+        run.close()
+        Run.open(tmp_path / "run").close()
+
+
+class TestDifferences:
+    def test_what_is_trained_counts(self) -> None:
+        before = {"train": {"seed": 0, "steps": 3}, "term": [{"weight": 0.1}], "model": {"name": "tiny"}}
+        after = {"train": {"seed": 0, "steps": 9}, "term": [{"weight": 0.2}, {"weight": 1}], "model": {"name": "tiny"}}
+        assert differences(before, after) == [
+            "term.0.weight was 0.1 and is 0.2",
+            'term.1 was not there and is {"weight": 1}',
+        ]
+
+    def test_what_is_only_written_does_not(self) -> None:
+        before = {"sinks": {"wandb": None}, "train": {"eval_every": 2, "checkpoint_every": 2}}
+        after = {"sinks": {"wandb": {"project": "x"}}, "train": {"eval_every": 3, "checkpoint_every": 0}}
+        assert differences(before, after) == []
+
+    def test_steps_count_where_a_schedule_is_over_them(self) -> None:
+        schedule = [{"schedule": {"kind": "linear", "steps": None}}]
+        before, after = ({"train": {"steps": steps}, "term": schedule} for steps in (3, 9))
+        assert differences(before, after) == ["train.steps was 3 and is 9"]
