@@ -1,0 +1,50 @@
+"""`penalties report`: draw a run, or compare several."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...encoding import dumps
+from .options import as_json, debug, quiet
+
+__all__ = ["command"]
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write; by default report.html, in the folder of one run, or here for several.",
+)
+@quiet
+@as_json
+@debug
+def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) -> None:
+    """Write a report of one run, or compare several.
+
+    RUN is the folder of a run, as `penalties train` writes it. The report is one HTML file that needs no network.
+    """
+    from ..report import make
+
+    report = make(runs)
+    path = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    report.save(path)
+    if as_json:
+        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": _told(report.comparison)}
+        said["runs"] = {name: _told(verdict) for name, verdict in report.verdicts.items()}
+        click.echo(dumps(said))
+    elif not quiet:
+        for name, verdict in report.verdicts.items():
+            click.echo(f"{name}: {verdict.summary}")
+        if report.comparison is not None:
+            click.echo(report.comparison.summary)
+        click.echo(f"report: {path}")
+
+
+def _told(verdict: Any) -> list[str] | None:
+    """The sentences of a verdict, the shortest first."""
+    return None if verdict is None else str(verdict).splitlines()

@@ -1,0 +1,97 @@
+"""A resolved config as TOML, and what differs between several."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+__all__ = ["differences", "toml"]
+
+_NONE: Final = "–"
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """The config as it could be written by hand; what is not set is a comment.
+
+    >>> print(toml({"train": {"steps": 60, "seed": None}, "term": [{"fn": "l1", "weight": 0.1}]}))
+    [train]
+    steps = 60
+    # seed is not set
+    <BLANKLINE>
+    [[term]]
+    fn = "l1"
+    weight = 0.1
+    """
+    return "\n\n".join("\n".join(block) for block in _blocks(config))
+
+
+def _blocks(config: Mapping[str, Any]) -> Iterator[list[str]]:
+    plain = {key: value for key, value in config.items() if not _table(value) and not _tables(value)}
+    if plain:
+        yield [_entry(key, value) for key, value in plain.items()]
+    for key, value in config.items():
+        if _table(value):
+            yield [f"[{_key(key)}]", *(_entry(name, part) for name, part in value.items())]
+        elif _tables(value):
+            for table in value:
+                yield [f"[[{_key(key)}]]", *(_entry(name, part) for name, part in table.items())]
+
+
+def _table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _tables(value: Any) -> bool:
+    rows = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(rows) and all(map(_table, rows))
+
+
+def _entry(key: str, value: Any) -> str:
+    return f"# {_key(key)} is not set" if value is None else f"{_key(key)} = {_value(value)}"
+
+
+def _key(key: str) -> str:
+    return key if key and all(sign.isalnum() or sign in "-_" for sign in key) else json.dumps(key, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        parts = cast("dict[str, Any]", value).items()
+        inner = ", ".join(f"{_key(key)} = {_value(part)}" for key, part in parts if part is not None)
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, cast('list[Any]', value)))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def differences(configs: Sequence[Mapping[str, Any] | None]) -> dict[str, list[str]]:
+    """The keys whose values are not the same in all of these configs, with the values; "–" where there is none.
+
+    Terms are told apart by their names.
+
+    >>> differences([{"train": {"seed": 0, "steps": 9}}, {"train": {"seed": 1, "steps": 9}}])
+    {'train.seed': ['0', '1']}
+    """
+    flat = [dict(_flat(config or {}, "")) for config in configs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        values = [one.get(key, _NONE) for one in flat]
+        table = next((other for other in keys if key.startswith(f"{other}.")), None)
+        # A term that is missing altogether is one difference, not one for each of its arguments.
+        compared = [value for value, one in zip(values, flat, strict=True) if table is None or table in one]
+        if len(set(compared)) > 1:
+            found[key] = values
+    return found
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, part in cast("dict[str, Any]", value).items():
+            yield from _flat(part, f"{path}.{key}" if path else key)
+    elif _tables(value):
+        for place, table in enumerate(cast("list[dict[str, Any]]", value)):
+            name = table.get("name") or table.get("fn") or place
+            yield f"{path}.{name}", "yes"
+            yield from _flat({key: part for key, part in table.items() if key != "name"}, f"{path}.{name}")
+    elif value is not None:
+        yield path, _value(value)

@@ -1,0 +1,174 @@
+"""A chart with all that stands around its picture, and the numbers that its cursor shows."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from .marks import SIGNS, Mark, Sign
+from .scales import Scale, percent, seconds, shown, steps_shown
+from .sheet import HEIGHT, WIDTH, Sheet
+
+__all__ = ["Figure", "Size", "Unit", "figure"]
+
+Unit: TypeAlias = Literal["", "share", "seconds"]
+Size: TypeAlias = Literal["full", "half"]
+
+_FINE: Final = 300
+"""Lines of more points than this are thinner."""
+_APART: Final = 7.0
+"""Per cent of the height between two letters at the ends of lines."""
+
+
+def _short(value: float) -> str:
+    return shown(value, 3)
+
+
+_WORDS: Final[dict[Unit, Callable[[float], str]]] = {"": _short, "share": percent, "seconds": seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart, ready for the page."""
+
+    title: str
+    note: str
+    size: Size
+    svg: str
+    stacked: bool
+    legend: Sequence[tuple[str, str]]
+    """Class and name of every line."""
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    """Per cent from the left or from below, and words."""
+    marks: Sequence[Mark]
+    failures: bool
+    """Whether failures are marked."""
+    ends: Sequence[tuple[float, str, str]]
+    """Per cent from below, class and letter of lines' ends."""
+    first: int
+    last: int
+    """Steps."""
+    data: str
+    """The numbers, as JSON."""
+
+    @property
+    def label(self) -> str:
+        """What a screen reader says."""
+        names = ", ".join(name for _, name in self.legend)
+        between = f"steps {steps_shown(self.first)} to {steps_shown(self.last)}"
+        return f"{self.title}: {names}; {between}. Arrow keys move the cursor."
+
+    @property
+    def signs(self) -> list[tuple[Sign, str, str]]:
+        """What the signs in it mean: class, sign and words."""
+        kinds: dict[Sign, None] = {mark.kind: None for mark in self.marks}
+        if self.failures:
+            kinds["failed"] = None
+        return [(kind, *SIGNS[kind]) for kind in kinds]
+
+
+def figure(
+    title: str,
+    sheet: Sheet,
+    scale: Scale,
+    *,
+    marks: Sequence[Mark],
+    failures: bool,
+    stacked: bool,
+    unit: Unit,
+    note: str,
+    size: Size,
+) -> Figure:
+    """The chart whose picture is on the sheet."""
+    frame, words = sheet.frame, _WORDS[unit]
+    steps = sorted({round(tick) for tick in Scale(frame.left, frame.right).ticks()})
+    fine = ' class="fine"' if len(sheet.steps) > _FINE else ""
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true" focusable="false"'
+    return Figure(
+        title=title,
+        note=note,
+        size=size,
+        svg=f"<svg{fine} {view}>{''.join(sheet.svg)}</svg>",
+        stacked=stacked,
+        legend=[(line.css, line.name) for line in sheet.lines],
+        x_ticks=[(100 * int(frame.across([step])[0]) / WIDTH, steps_shown(step)) for step in steps],
+        y_ticks=[(100 * scale.place(tick), words(tick)) for tick in scale.ticks()],
+        marks=marks,
+        failures=failures,
+        ends=_ends(sheet, scale) if any(line.letter for line in sheet.lines) else [],
+        first=frame.left,
+        last=frame.right,
+        data=_data(sheet, scale, stacked, unit),
+    )
+
+
+def _ends(sheet: Sheet, scale: Scale) -> list[tuple[float, str, str]]:
+    """Letters beside the last points of lines, moved apart where they would cover each other."""
+    found: list[tuple[float, str, str]] = []
+    for line, values in zip(sheet.lines, sheet.values, strict=True):
+        good = values[~np.isnan(values)]
+        if len(good):
+            height = 100 * scale.place(max(float(good[-1]), scale.low))
+            found.append((min(100.0, height), line.css, line.letter))
+    found.sort(key=lambda end: end[0])
+    heights = _apart([height for height, _, _ in found])
+    return [(height, css, letter) for height, (_, css, letter) in zip(heights, found, strict=True)]
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Rising heights moved as little as keeps them apart: those that are too close stand around their middle.
+
+    >>> _apart([10.0, 11.0, 99.0, 100.0])
+    [7.0, 14.0, 93.0, 100.0]
+    """
+    blocks: list[tuple[float, int]] = []
+    """The middle of each block, and how many stand in it."""
+    for height in heights:
+        blocks.append((height, 1))
+        while True:
+            middle, count = blocks.pop()
+            half = _APART * (count - 1) / 2
+            middle = max(half, min(100.0 - half, middle))
+            if not blocks or middle - half >= blocks[-1][0] + _APART * (blocks[-1][1] + 1) / 2:
+                blocks.append((middle, count))
+                break
+            before, many = blocks.pop()
+            blocks.append(((before * many + middle * count) / (many + count), many + count))
+    return [middle + _APART * (place - (count - 1) / 2) for middle, count in blocks for place in range(count)]
+
+
+def _data(sheet: Sheet, scale: Scale, stacked: bool, unit: Unit) -> str:
+    numbers: dict[str, Any] = {
+        "stacked": stacked,
+        "unit": unit,
+        "x": [sheet.frame.left, sheet.frame.right],
+        "y": [scale.low, scale.high, scale.log],
+        "steps": np.diff(sheet.steps, prepend=0).tolist(),
+        "series": [
+            {"name": line.name, "css": line.css, "values": _column(sheet, row)} for row, line in enumerate(sheet.lines)
+        ],
+    }
+    # No script ends inside a script.
+    return json.dumps(numbers, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _column(sheet: Sheet, row: int) -> Any:
+    """Six digits of every number; one number where all are the same."""
+    raw, there, failed = sheet.raw[row], sheet.there[row], sheet.failed[row]
+    if len(raw) > 1 and bool(there.all()) and bool((raw == raw[0]).all()):
+        return _digits(float(raw[0]))
+    return [
+        "failed" if bad else _digits(value) if here else None
+        for value, here, bad in zip(raw.tolist(), there.tolist(), failed.tolist(), strict=True)
+    ]
+
+
+def _digits(value: float) -> float | str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() and abs(short) < 1e6 else short

@@ -1,0 +1,76 @@
+"""What a verdict is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from .sentences import Sentence, plain
+
+__all__ = ["Finding", "Kind", "Verdict"]
+
+Kind: TypeAlias = Literal[
+    "outcome",
+    "broken",
+    "exploded",
+    "drove",
+    "fought",
+    "idle",
+    "agreed",
+    "failed",
+    "slow",
+    "held out",
+    "run",
+    "compared",
+]
+
+_LABELS: Final[dict[Kind, str]] = {
+    "outcome": "Outcome",
+    "broken": "Not finite",
+    "exploded": "Exploded",
+    "drove": "Drove",
+    "fought": "Fought",
+    "idle": "Did nothing",
+    "agreed": "Agreed",
+    "failed": "Failed",
+    "slow": "Slow",
+    "held out": "Held out",
+    "run": "The run",
+    "compared": "Compared",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a run shows."""
+
+    kind: Kind
+    text: Sentence
+    headline: Sentence = ()
+    """The same in a few words, for the first line; empty where it does not belong there."""
+
+    def __str__(self) -> str:
+        """The words alone."""
+        return plain(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A line that says it all, and what it rests on."""
+
+    headline: Sentence
+    findings: Sequence[Finding]
+
+    @property
+    def summary(self) -> str:
+        """The headline's words alone."""
+        return plain(self.headline)
+
+    @property
+    def grouped(self) -> list[tuple[Kind, str, list[Sentence]]]:
+        """The findings by kind, in order: kind, label and texts."""
+        kinds: dict[Kind, None] = {finding.kind: None for finding in self.findings}
+        return [(kind, _LABELS[kind], [one.text for one in self.findings if one.kind == kind]) for kind in kinds]
+
+    def __str__(self) -> str:
+        """The headline, and a line for each finding."""
+        return "\n".join([self.summary, *map(str, self.findings)])

@@ -1,0 +1,156 @@
+"""The page: one file that needs nothing else."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import MissingLibraryError
+from ..disk import RunError, write_whole, writing
+from .compare import Contender, compare, comparison_figures, contenders, run_rows, unlike
+from .config_text import toml
+from .findings import Verdict
+from .palette import css
+from .reading import read
+from .runlog import RunLog
+from .scales import seconds, steps_shown
+from .sections import colors, cosines, count_series, events, failures, figures, term_rows, time_rows
+from .summary import Summary, summarise
+from .verdict import judge
+from .verdict_terms import CONFLICT
+
+__all__ = ["Report", "make", "write"]
+
+_HERE: Final = Path(__file__).parent
+
+_VALUES: Final = 150_000
+"""Numbers that a page may draw: each takes about 17 bytes, and a page of 4 MB is enough."""
+_POINTS: Final = (120, 1000)
+"""The fewest and the most points of a chart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A page, and what it says at the top of each run."""
+
+    html: str
+    verdicts: dict[str, Verdict]
+    comparison: Verdict | None
+
+    def save(self, path: Path) -> None:
+        """Write the page, whole or not at all."""
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, self.html.encode())
+
+
+def write(runs: Sequence[Path], out: Path) -> None:
+    """Draw one run, or compare several, into one HTML file.
+
+    The file shows everything without a network. It is replaced whole, so that a page that is open stays readable.
+    """
+    make(runs).save(Path(out))
+
+
+def make(runs: Sequence[Path]) -> Report:
+    """The report of these runs, not yet written."""
+    if not runs:
+        raise RunError("no run was given; expected the folders of one or more", 2)
+    folders = [Path(folder) for folder in runs]
+    return compose([read(folder) for folder in folders], _names(folders))
+
+
+def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
+    """The report of runs that have been read."""
+    summaries = [summarise(log, CONFLICT) for log in logs]
+    found = contenders(logs, summaries, names)
+    css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
+    several = len(found) > 1
+    drawn = sum(map(count_series, logs)) + (len(css_of) + 4) * len(found) * several
+    points = min(max(_VALUES // drawn, _POINTS[0]), _POINTS[1])
+    verdicts = {one.letter: judge(one.run, one.summary) for one in found}
+    comparison = compare(found) if several else None
+    title = names[0] if not several else f"{len(found)} runs compared"
+    style, script = ((_HERE / name).read_text("utf-8") for name in ("style.css", "script.js"))
+    html = _template().render(
+        title=title,
+        style=f"{style}\n{css(len({one.group for one in found}))}",
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        description=(comparison or verdicts[found[0].letter]).summary,
+        several=several,
+        comparison=comparison,
+        comparison_figures=comparison_figures(found, points) if several else [],
+        rows=list(zip(found, run_rows(found), [verdicts[one.letter] for one in found], strict=True)),
+        unlike=unlike(found) if several else {},
+        runs=[_run(one, verdicts[one.letter], css_of, points) for one in found],
+        css_of={"term": css_of, "run": {one.name: one.css for one in found}},
+    )
+    return Report(html.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
+
+
+def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) -> dict[str, Any]:
+    """What the template shows of a run."""
+    run, summary = one.run, one.summary
+    return {
+        "letter": one.letter,
+        "name": one.name,
+        "css": one.css,
+        "facts": _facts(run, summary),
+        "verdict": verdict,
+        "figures": figures(run, css_of, points),
+        "terms": term_rows(summary, css_of),
+        "cosines": cosines(run, summary, css_of),
+        "times": time_rows(run, summary, css_of),
+        "failures": failures(run, css_of),
+        "events": events(run),
+        "config": None if run.config is None else toml(run.config),
+    }
+
+
+def _facts(run: RunLog, summary: Summary) -> list[str]:
+    config: Any = run.config or {}
+    model, backend = config.get("model", {}).get("name"), config.get("backend", {}).get("kind")
+    facts = [f"model {model}"] if model else []
+    if backend:
+        facts.append(f"{backend} backend")
+    facts.append(f"{steps_shown(len(run.steps))} {'step' if len(run.steps) == 1 else 'steps'}")
+    if summary.tokens:
+        facts.append(f"{steps_shown(summary.tokens)} tokens")
+    if summary.seconds:
+        facts.append(seconds(summary.seconds))
+        if summary.tokens:
+            facts.append(f"{steps_shown(summary.tokens / summary.seconds)} tokens/s")
+    if run.started:
+        facts.append(f"started {run.started.replace('T', ' ').replace('Z', ' UTC')}")
+    return facts
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The names of folders; with those of their parents where they would be the same."""
+    whole = [folder.resolve().parts for folder in folders]
+    length = 1
+    while True:
+        names = ["/".join(parts[-length:]) for parts in whole]
+        if len(set(names)) == len(names) or length >= max(map(len, whole)):
+            break
+        length += 1
+    # The same folder twice.
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[:place].count(name) + 1})"
+        for place, name in enumerate(names)
+    ]
+
+
+def _template() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingLibraryError("a report", "jinja2", extra="cli") from None
+    loader = jinja2.FileSystemLoader(_HERE)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("template.html.j2")

@@ -1,0 +1,132 @@
+"""What a run has written, as columns: numbers at steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.output import BASE
+
+__all__ = ["EMPTY", "Evaluations", "Event", "Failure", "Floats", "Ints", "RunLog", "Series", "TermLog"]
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """Numbers at rising steps. A step without a number is not among them; NaN and infinity are numbers."""
+
+    steps: Ints
+    values: Floats
+
+    def __len__(self) -> int:
+        """How many numbers."""
+        return len(self.steps)
+
+    @property
+    def finite(self) -> "Series":
+        """Those that are neither NaN nor infinite."""
+        good = np.isfinite(self.values)
+        return self if bool(good.all()) else Series(self.steps[good], self.values[good])
+
+    def at(self, step: int) -> float | None:
+        """The number at a step; None where there is none."""
+        place = int(np.searchsorted(self.steps, step))
+        there = place < len(self.steps) and self.steps[place] == step
+        return float(self.values[place]) if there else None
+
+    def on(self, steps: Ints, missing: float = np.nan) -> Floats:
+        """A value for each of these steps, which include all of its own."""
+        values = np.full(len(steps), missing)
+        values[np.searchsorted(steps, self.steps)] = self.values
+        return values
+
+
+EMPTY: Final = Series(np.empty(0, np.int64), np.empty(0))
+"""No numbers at all; never written to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that a term was left out of, and why."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TermLog:
+    """One term over a run; the base loss is one too, of weight 1."""
+
+    name: str
+    value: Series = EMPTY
+    weight: Series = EMPTY
+    contribution: Series = EMPTY
+    grad_norm: Series = EMPTY
+    """Of the value, not weighted."""
+    pull: Series = EMPTY
+    """The norm of the weighted gradient: what the term does to the parameters."""
+    duration: Series = EMPTY
+    """Seconds."""
+    failures: Sequence[Failure] = ()
+    grad_error: str | None = None
+    """Why it has no gradient, where the run says so."""
+    inputs: tuple[str, ...] = ()
+    """What its gradient is taken with respect to, where the run says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the run: it was resumed, warned, saved, finished, interrupted."""
+
+    step: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """Losses on held-out data: the total, and the contribution of every term, the base loss included."""
+
+    total: Series = EMPTY
+    contributions: Mapping[str, Series] = field(default_factory=dict[str, Series])
+
+    @property
+    def loss(self) -> Series:
+        """The base loss where there is one: it compares between runs whose weights differ."""
+        return self.contributions.get(BASE, self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """One run: every number by step, every failure and event, and the config."""
+
+    name: str
+    steps: Ints
+    total: Series = EMPTY
+    grad_norm: Series = EMPTY
+    """Of the total."""
+    seconds: Series = EMPTY
+    tokens: Series = EMPTY
+    learning_rate: Series = EMPTY
+    terms: Mapping[str, TermLog] = field(default_factory=dict[str, TermLog])
+    """By name, the base loss first."""
+    cosines: Mapping[tuple[str, str], Series] = field(default_factory=dict[tuple[str, str], Series])
+    """Between the gradients of two terms, in the order of the terms."""
+    evaluations: Evaluations = Evaluations()
+    events: Sequence[Event] = ()
+    config: Mapping[str, Any] | None = None
+    started: str | None = None
+    """The time in the first line."""
+    torn: bool = False
+    """Whether the last line has no end: the run was killed while it wrote, or writes now."""
+    unreadable: Sequence[int] = ()
+    """Numbers of other lines that are no records."""
+
+    @property
+    def loss(self) -> Series:
+        """The base loss where there is one, else the total."""
+        return self.terms[BASE].value if BASE in self.terms else self.total

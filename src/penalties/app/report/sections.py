@@ -1,0 +1,265 @@
+"""The charts and tables of one run."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...pipeline.output import BASE
+from .charts import lines, stack
+from .figure import Figure
+from .marks import Moment
+from .palette import term_class
+from .runlog import RunLog, Series, TermLog
+from .scales import percent, seconds, shown, steps_shown
+from .sheet import Frame, Line
+from .summary import Ends, Summary, shares
+
+__all__ = [
+    "Cell",
+    "Matrix",
+    "Row",
+    "colors",
+    "cosines",
+    "count_series",
+    "events",
+    "failures",
+    "figures",
+    "term_rows",
+    "time_rows",
+]
+
+_NONE: Final = "–"
+_EVENTS: Final = 40
+"""Events that are listed; a run of many warnings has more."""
+
+
+def colors(names: Sequence[str]) -> dict[str, str]:
+    """The class of each term: the same in every chart, and in every run of a page."""
+    others = [name for name in names if name != BASE]
+    return {name: term_class(others.index(name) if name != BASE else 0, base=name == BASE) for name in names}
+
+
+def count_series(run: RunLog) -> int:
+    """How many lines the charts of a run have, to know how many points each may have."""
+    return 6 * len(run.terms) + 6
+
+
+def figures(run: RunLog, css: Mapping[str, str], points: int) -> dict[str, list[Figure]]:
+    """The charts of a run by section, all over the same steps; a section without numbers has none."""
+    frame = Frame.around([run.steps, run.evaluations.total.steps], points)
+    return {
+        "loss": _loss(run, css, frame),
+        "gradient": _gradient(run, css, frame),
+        "weights": _weights(run, css, frame),
+        "held_out": _held_out(run, css, frame),
+        "time": _time(run, css, frame),
+    }
+
+
+def _failed(term: TermLog) -> list[int]:
+    return [failure.step for failure in term.failures]
+
+
+def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
+    if not len(run.total):
+        return []
+    drawn = [Line(name, css[name], term.contribution, _failed(term)) for name, term in run.terms.items()]
+    told = [Moment(event.step, event.kind) for event in run.events if event.kind in ("resumed", "interrupted")]
+    total = Line("total", "total", run.total)
+    note = "weight × value of every term, stacked; the line is their sum"
+    return [stack("Loss", drawn, total=total, frame=frame, told=told, note=note, size="full")]
+
+
+def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
+    pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull)}
+    if not pulls and not len(run.grad_norm):
+        return []
+    drawn = [Line(name, css[name], series) for name, series in pulls.items()]
+    if len(run.grad_norm):
+        drawn.append(Line("total", "total", run.grad_norm))
+    note = "norm of each weighted gradient, and of their sum"
+    found = [lines("Gradient norms", drawn, log=True, frame=frame, note=note)]
+    if len(pulls) > 1:
+        parts = shares(pulls, run.steps)
+        # Steps at which some norm was measured: a share that is NaN there is of a gradient that is.
+        measured = np.isin(run.steps, np.concatenate([series.steps for series in pulls.values()]))
+        drawn = [Line(name, css[name], Series(run.steps[measured], part[measured])) for name, part in parts.items()]
+        note = "of the sum of the weighted norms"
+        found.append(stack("Shares of the gradient", drawn, shares=True, frame=frame, note=note))
+    return found
+
+
+def _weights(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
+    drawn = [
+        Line(name, css[name], term.weight) for name, term in run.terms.items() if name != BASE and len(term.weight)
+    ]
+    found: list[Figure] = []
+    if drawn:
+        positive = np.concatenate([line.series.finite.values for line in drawn])
+        positive = positive[positive > 0]
+        # On a common axis a weight of 0.001 beside one of 1 would lie on the ground.
+        log = bool(len(positive)) and float(positive.max()) > 50 * float(positive.min())
+        found.append(lines("Weights", drawn, log=log, zero=not log, frame=frame, note="as schedules set them"))
+    if len(run.learning_rate):
+        rate = [Line("learning rate", "plain", run.learning_rate)]
+        found.append(lines("Learning rate", rate, zero=True, frame=frame))
+    return found
+
+
+def _held_out(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
+    evaluations = run.evaluations
+    if not len(evaluations.total):
+        return []
+    parts = evaluations.contributions
+    names = [name for name in parts if name != BASE]
+    found: list[Figure] = []
+    drawn = [Line("total", "total", evaluations.total)]
+    if BASE in parts:
+        drawn.insert(0, Line(BASE, css[BASE], parts[BASE]))
+    found.append(lines("Held-out loss", drawn, frame=frame, note="on data that is not trained on"))
+    if names:
+        drawn = [Line(name, css[name], parts[name]) for name in names]
+        found.append(lines("Held-out terms", drawn, zero=True, frame=frame, note="weight × value of every term"))
+    return found
+
+
+def _time(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
+    drawn = [Line(name, css[name], term.duration) for name, term in run.terms.items() if len(term.duration)]
+    if len(run.seconds):
+        drawn.append(Line("step", "total", run.seconds))
+    if not drawn:
+        return []
+    return [lines("Time", drawn, log=True, unit="seconds", frame=frame, note="of a step, and of each term in it")]
+
+
+class Part(str):
+    """A share in a table, with a bar under it."""
+
+    __slots__ = ("share",)
+    share: float
+
+    @classmethod
+    def of(cls, share: float) -> "Part":
+        """In per cent; the bar is full at the whole."""
+        part = cls(percent(share))
+        part.share = min(1.0, share)
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table: a term, and cells of text."""
+
+    name: str
+    css: str
+    cells: Sequence[str]
+
+
+def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
+    """What every term was: its shares, value and weight at both ends, and steps."""
+    rows: list[Row] = []
+    for name, term in summary.terms.items():
+        value = _NONE if term.value is None else _arrow(term.value)
+        weight = _NONE if term.weight is None or name == BASE else _arrow(term.weight)
+        loss = _NONE if term.loss_share is None else Part.of(term.loss_share)
+        gradient = _NONE if term.grad_share is None else Part.of(term.grad_share)
+        ran = steps_shown(term.ran) + (f", {steps_shown(term.failed)} failed" if term.failed else "")
+        rows.append(Row(name, css[name], [gradient, loss, value, weight, ran]))
+    return rows
+
+
+def _arrow(both: Ends) -> str:
+    first, last = shown(both.first, 3), shown(both.last, 3)
+    return first if first == last else f"{first} → {last}"
+
+
+def time_rows(run: RunLog, summary: Summary, css: Mapping[str, str]) -> list[Row]:
+    """Terms by the time they take, the slowest first."""
+    steps = run.seconds.finite.values
+    whole = float(steps.mean()) if len(steps) else 0.0
+    rows: list[Row] = []
+    timed = [(term.seconds, term.slowest, name) for name, term in summary.terms.items() if term.seconds is not None]
+    for mean, slowest, name in sorted(timed, key=lambda entry: -entry[0]):
+        part = Part.of(mean / whole) if whole else _NONE
+        rows.append(Row(name, css[name], [seconds(mean), seconds(slowest or mean), part]))
+    return rows
+
+
+def failures(run: RunLog, css: Mapping[str, str]) -> list[Row]:
+    """Failures by term and reason: how often, and the first and last step."""
+    rows: list[Row] = []
+    for name, term in run.terms.items():
+        for reason, count in Counter(failure.reason for failure in term.failures).most_common():
+            steps = [failure.step for failure in term.failures if failure.reason == reason]
+            where = steps_shown(steps[0]) if count == 1 else f"{steps_shown(steps[0])} to {steps_shown(steps[-1])}"
+            rows.append(Row(name, css[name], [steps_shown(count), where, reason]))
+    return rows
+
+
+def events(run: RunLog) -> list[tuple[str, str, str]]:
+    """What happened to the run: step, kind and message; checkpoints are told together."""
+    saved = [event for event in run.events if event.kind == "checkpoint"]
+    told = [(steps_shown(event.step), event.kind, event.message) for event in run.events if event.kind != "checkpoint"]
+    if len(told) > _EVENTS:
+        told = [*told[:_EVENTS], ("", "", f"and {steps_shown(len(told) - _EVENTS)} more in metrics.jsonl")]
+    if saved:
+        word = "checkpoint" if len(saved) == 1 else "checkpoints"
+        told.append((steps_shown(saved[-1].step), "saved", f"{steps_shown(len(saved))} {word}, the last at this step"))
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The cosine of a pair: its mean in words and from −1 to 1, a small line over time, and details."""
+
+    text: str
+    mean: float
+    svg: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Cosines below the diagonal: rows are all terms but the first, columns all but the last."""
+
+    names: Sequence[tuple[str, str]]
+    """With their classes."""
+    rows: Sequence[Sequence[Cell | None]]
+
+
+def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | None:
+    """The matrix of mean cosines; None where none were measured."""
+    names = [name for name in run.terms if any(name in pair for pair, series in run.cosines.items() if len(series))]
+    if len(names) < 2:
+        return None
+    pairs = {(pair.first, pair.second): pair for pair in summary.pairs}
+    rows: list[list[Cell | None]] = []
+    for place, second in enumerate(names[1:], 1):
+        row: list[Cell | None] = []
+        for first in names[:place]:
+            pair = pairs.get((first, second))
+            if pair is None:
+                row.append(None)
+                continue
+            lowest = f"lowest {shown(pair.lowest, 2)} at step {steps_shown(pair.lowest_at)}"
+            title = f"{first} and {second}: mean {shown(pair.mean, 2)}, {lowest}, {steps_shown(pair.count)} measured"
+            row.append(Cell(f"{pair.mean:.2f}".replace("-", "−"), pair.mean, _spark(run.cosines[first, second]), title))
+        rows.append(row)
+    return Matrix([(name, css[name]) for name in names], rows)
+
+
+def _spark(series: Series) -> str:
+    """A small line from −1 to 1."""
+    if len(series) < 2:
+        return ""
+    cuts = np.array_split(series.values, min(len(series), 40))
+    means = [float(part.mean()) for part in cuts]
+    across = np.linspace(0, 200, len(means))
+    points = " ".join(f"{x:.0f},{50 - 48 * mean:.0f}" for x, mean in zip(across, means, strict=True))
+    return (
+        '<svg class="spark" viewBox="0 0 200 100" preserveAspectRatio="none" aria-hidden="true" focusable="false">'
+        f'<path class="zero" d="M0 50h200"/><polyline points="{points}"/></svg>'
+    )

@@ -1,0 +1,61 @@
+"""Sentences that know which of their words are names."""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+__all__ = ["Name", "RunName", "Sentence", "clauses", "listed", "plain"]
+
+_SPACES: Final = str.maketrans("\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}", "  ")
+
+
+class Name(str):
+    """The name of a term, which a page shows in its colour."""
+
+    __slots__ = ()
+    of = "term"
+
+
+class RunName(Name):
+    """The name of a run."""
+
+    __slots__ = ()
+    of = "run"
+
+
+Sentence: TypeAlias = tuple[str, ...]
+"""Pieces to be joined; those that are names are `Name`s."""
+
+
+def plain(sentence: Sentence) -> str:
+    """The words alone, with ordinary spaces.
+
+    >>> plain((Name("kl"), " drove training"))
+    'kl drove training'
+    """
+    return "".join(sentence).translate(_SPACES)
+
+
+def listed(items: Sequence[Sentence | str]) -> Sentence:
+    """Several things, as a list in a sentence.
+
+    >>> plain(listed([Name("kl"), Name("l1"), Name("l2")]))
+    'kl, l1 and l2'
+    """
+    pieces: list[str] = []
+    for place, item in enumerate(items):
+        if place:
+            pieces.append(" and " if place == len(items) - 1 else ", ")
+        pieces += [item] if isinstance(item, str) else item
+    return tuple(pieces)
+
+
+def clauses(parts: Sequence[Sentence]) -> Sentence:
+    """Several clauses as one sentence, without its full stop.
+
+    >>> plain(clauses([("no single term led",), (Name("kl"), " and ", Name("l1"), " fought")]))
+    'No single term led; kl and l1 fought'
+    """
+    pieces = [piece for part in parts for piece in ("; ", *part)][1:]
+    if not isinstance(pieces[0], Name):
+        pieces[0] = pieces[0][:1].upper() + pieces[0][1:]
+    return tuple(pieces)

@@ -1,0 +1,197 @@
+"""A run in a few numbers for each term: what the verdict and the tables say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from .runlog import Floats, Ints, RunLog, Series, TermLog
+
+__all__ = ["Ends", "Pair", "Summary", "TermSummary", "ends", "shares", "summarise"]
+
+Shares: TypeAlias = Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a series began and where it ended: means over the first and the last of its finite numbers."""
+
+    first: float
+    last: float
+    window: int
+    """How many numbers each mean is of."""
+
+    @property
+    def change(self) -> float | None:
+        """Relative to the first; None from 0."""
+        return (self.last - self.first) / abs(self.first) if self.first else None
+
+
+@dataclass(frozen=True, slots=True)
+class TermSummary:
+    """One term over a run. Shares are means over all steps; where the term did not run its share is 0."""
+
+    name: str
+    value: Ends | None
+    weight: Ends | None
+    loss_share: float | None
+    grad_share: float | None
+    """None where no gradient was measured."""
+    share: float | None
+    """Of the gradient where gradients were measured, else of the loss: what the term did."""
+    early: float | None
+    """The same share in the first quarter of the steps."""
+    late: float | None
+    """And in the last quarter."""
+    pull: float | None
+    """Median norm of the weighted gradient."""
+    ran: int
+    """Steps with a value."""
+    failed: int
+    seconds: float | None
+    """Mean time of a step in which it ran."""
+    slowest: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The cosine between the gradients of two terms over a run."""
+
+    first: str
+    second: str
+    mean: float
+    lowest: float
+    lowest_at: int
+    below: float
+    """The part of the measurements below the threshold of a conflict."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run in numbers."""
+
+    loss: Ends | None
+    base: Ends | None
+    terms: Mapping[str, TermSummary]
+    pairs: Sequence[Pair]
+    """Those that were measured, most opposed first."""
+    tracked: bool
+    """Whether gradient norms were measured."""
+    broken: Ints
+    """Steps at which the total is NaN or infinite."""
+    peak: tuple[int, float] | None
+    """The step and size of the longest finite gradient."""
+    usual: float | None
+    """The median length in the first quarter."""
+    failures: int
+    seconds: float
+    tokens: int
+
+
+def ends(series: Series) -> Ends | None:
+    """The ends of a series; None where nothing in it is finite.
+
+    >>> import numpy as np
+    >>> ends(Series(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0])))
+    Ends(first=4.0, last=1.0, window=1)
+    """
+    values = series.finite.values
+    if not len(values):
+        return None
+    window = max(1, len(values) // 20)
+    return Ends(float(values[:window].mean()), float(values[-window:].mean()), window)
+
+
+def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
+    """What each part is of the sum of magnitudes at each of these steps; a part that is not there is 0 of it.
+
+    NaN at steps that have no part at all, or one that is not finite.
+
+    >>> import numpy as np
+    >>> steps = np.arange(2)
+    >>> parts = {"a": Series(steps, np.array([3.0, 1.0])), "b": Series(steps[:1], np.array([-1.0]))}
+    >>> {name: share.tolist() for name, share in shares(parts, steps).items()}
+    {'a': [0.75, 1.0], 'b': [0.25, 0.0]}
+    """
+    there = np.zeros(len(steps), bool)
+    whole = np.zeros(len(steps))
+    sizes: dict[str, Floats] = {}
+    for name, part in parts.items():
+        there[np.searchsorted(steps, part.steps)] = True
+        sizes[name] = np.abs(part.on(steps, missing=0.0))
+        whole += sizes[name]
+    known = there & np.isfinite(whole)
+    divisor = np.where(whole > 0, whole, 1.0)
+    return {name: np.where(known, size / divisor, np.nan) for name, size in sizes.items()}
+
+
+def summarise(run: RunLog, conflict: float) -> Summary:
+    """The numbers of a run; `conflict` is the cosine below which two terms fight."""
+    loss = shares({name: term.contribution for name, term in run.terms.items()}, run.steps)
+    pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull)}
+    gradient = shares(pulls, run.steps)
+    tracked = bool(pulls)
+    norms = run.grad_norm.finite
+    quarter = max(1, len(norms) // 4)
+    peak = int(np.argmax(norms.values)) if len(norms) else 0
+    return Summary(
+        loss=ends(run.total),
+        base=ends(run.loss),
+        terms={name: _term(term, loss[name], gradient.get(name), tracked) for name, term in run.terms.items()},
+        pairs=sorted(_pairs(run, conflict), key=lambda pair: pair.mean),
+        tracked=tracked,
+        broken=run.total.steps[~np.isfinite(run.total.values)],
+        peak=(int(norms.steps[peak]), float(norms.values[peak])) if len(norms) else None,
+        usual=float(np.median(norms.values[:quarter])) if len(norms) else None,
+        failures=sum(len(term.failures) for term in run.terms.values()),
+        seconds=float(run.seconds.finite.values.sum()),
+        tokens=int(run.tokens.finite.values.sum()),
+    )
+
+
+def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool) -> TermSummary:
+    # Where others have gradients, one without pulls nothing.
+    leading = loss if not tracked else np.zeros(len(loss)) if gradient is None else gradient
+    pulls, durations = term.pull.finite.values, term.duration.finite.values
+    quarter = max(1, len(loss) // 4)
+    return TermSummary(
+        name=term.name,
+        value=ends(term.value),
+        weight=ends(term.weight),
+        loss_share=_mean(loss),
+        grad_share=None if gradient is None else _mean(gradient),
+        share=_mean(leading),
+        early=_mean(leading[:quarter]),
+        late=_mean(leading[-quarter:]),
+        pull=float(np.median(pulls)) if len(pulls) else None,
+        ran=len(term.value),
+        failed=len(term.failures),
+        seconds=float(durations.mean()) if len(durations) else None,
+        slowest=float(durations.max()) if len(durations) else None,
+    )
+
+
+def _mean(values: Floats) -> float | None:
+    good = values[np.isfinite(values)]
+    return float(good.mean()) if len(good) else None
+
+
+def _pairs(run: RunLog, conflict: float) -> list[Pair]:
+    found: list[Pair] = []
+    for (first, second), series in run.cosines.items():
+        if len(series):
+            lowest = int(np.argmin(series.values))
+            found.append(
+                Pair(
+                    first,
+                    second,
+                    mean=float(series.values.mean()),
+                    lowest=float(series.values[lowest]),
+                    lowest_at=int(series.steps[lowest]),
+                    below=float((series.values < conflict).mean()),
+                    count=len(series),
+                )
+            )
+    return found

@@ -1,0 +1,168 @@
+"""Chromium without a window, driven over a pipe by the DevTools protocol."""
+
+import base64
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CHROMIUM", "Browser", "Tab", "browser"]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--hide-scrollbars",
+    "--font-render-hinting=none",
+    "--force-color-profile=srgb",
+    "--remote-debugging-pipe",
+)
+
+
+class Browser:
+    """The protocol over two pipes: messages are JSON that ends with a zero."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading, self._writing = reading, writing
+        self._left = b""
+        self._last = 0
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        self._last += 1
+        message: dict[str, Any] = {"id": self._last, "method": method, "params": params}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._writing, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive(60)
+            assert answer is not None, f"no answer to {method} in 60 s"
+            if answer.get("id") == self._last:
+                assert "error" not in answer, (method, answer["error"])
+                return answer["result"]
+            self.events.append(answer)
+
+    def wait(self, method: str, session: str) -> None:
+        """Until there was such an event."""
+        end = time.monotonic() + 60
+        while not any(one.get("method") == method and one.get("sessionId") == session for one in self.events):
+            answer = self._receive(end - time.monotonic())
+            assert answer is not None, f"no {method} in 60 s"
+            self.events.append(answer)
+
+    def _receive(self, timeout: float) -> dict[str, Any] | None:
+        end = time.monotonic() + timeout
+        while b"\0" not in self._left:
+            ready, _, _ = select.select([self._reading], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                return None
+            piece = os.read(self._reading, 1 << 20)
+            assert piece, "chromium has ended"
+            self._left += piece
+        message, _, self._left = self._left.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, page: Path, width: int, height: int = 900, *, dark: bool = False, phone: bool = False) -> "Tab":
+        """A tab that shows a file, as on a screen of this size."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        tab = Tab(self, target, session)
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            tab.call(f"{domain}.enable")
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        tab.call("Emulation.setEmulatedMedia", features=[scheme])
+        factor = 2 if phone else 1
+        tab.size(width, height, factor, phone)
+        tab.call("Page.navigate", url=page.resolve().as_uri())
+        self.wait("Page.loadEventFired", session)
+        return tab
+
+
+class Tab:
+    """One page."""
+
+    def __init__(self, owner: Browser, target: str, session: str) -> None:
+        self.owner, self.target, self.session = owner, target, session
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self.owner.call(method, self.session, **params)
+
+    def size(self, width: int, height: int, factor: float = 1, phone: bool = False) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=factor, mobile=phone
+        )
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def events(self, *methods: str) -> list[dict[str, Any]]:
+        """What happened in this tab so far."""
+        self.run("0")
+        return [one for one in self.owner.events if one.get("sessionId") == self.session and one["method"] in methods]
+
+    def hover(self, x: float, y: float) -> None:
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, key: str, code: int = 0) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def screenshot(self, path: Path, *, whole: bool = True, height: int | None = None) -> None:
+        """The page as a PNG: all of it, or so many pixels from the top."""
+        width, full = self.run("[innerWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(full, height or full), "scale": 1}
+        shot = self.call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **({"clip": clip} if whole else {})
+        )
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def close(self) -> None:
+        self.owner.call("Target.closeTarget", targetId=self.target)
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser with a profile of its own, gone at the end with all its processes."""
+    assert CHROMIUM is not None
+    to_read, to_write = os.pipe()
+    from_read, from_write = os.pipe()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        shell = f'exec "$@" 3<&{to_read} 4>&{from_write}'
+        command = ["sh", "-c", shell, "sh", CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(
+            command, pass_fds=(to_read, from_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(to_read)
+        os.close(from_write)
+        try:
+            driver = Browser(from_read, to_write)
+            yield driver
+            with contextlib.suppress(AssertionError, OSError):
+                driver.call("Browser.close")
+            process.wait(30)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            os.close(to_write)
+            os.close(from_read)
