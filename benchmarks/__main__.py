@@ -19,6 +19,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # Run in this order: packing measures what returned memory costs, and the ones after it keep theirs.
 BENCHMARKS = (
     "import_time",
+    "cli_start",
     "telemetry",
     "ragged",
     "pipeline",
@@ -35,6 +36,7 @@ BENCHMARKS = (
     "term_memory",
     "custom_loss",
     "custom_loss_sdk",
+    "program",
 )
 
 

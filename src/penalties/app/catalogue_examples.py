@@ -44,7 +44,7 @@ _INSTEAD: Final = {
     "kl_divergence": "# For distributions; of lines of text, one token at each place is known: see kl_estimate.",
     "js_divergence": "# For distributions; of lines of text, one token at each place is known: see kl_estimate.",
     "gradient_penalty": f"# For functions of one's own; of log-probabilities: see {_BATCH}gradient_penalty.",
-    "interpolated_gradient_penalty": f"# For functions of one's own; of log-probabilities: see {_BATCH}gradient_penalty.",
+    "interpolated_gradient_penalty": f"# For functions of one's own: see {_BATCH}gradient_penalty.",
 }
 """Penalties that a config has no inputs for."""
 
@@ -57,8 +57,13 @@ _SCHEDULES: Final = {
     "cosine": '{ kind = "cosine", start = 0.1, end = 0.01 }',
     "exponential": '{ kind = "exponential", rate = 0.99 }',
     "piecewise": '{ kind = "piecewise", values = { 0 = 0.0, 50 = 0.1 } }',
-    "product": '{ kind = "product", schedules = [{ kind = "warmup", steps = 20 }, { kind = "exponential", rate = 0.99 }] }',
-    "chain": '{ kind = "chain", parts = [{ steps = 20, schedule = { kind = "constant" } }], last = { kind = "cosine" } }',
+    "product": """{ kind = "product", schedules = [
+    { kind = "warmup", steps = 20 },
+    { kind = "exponential", rate = 0.99 },
+] }""",
+    "chain": """{ kind = "chain", parts = [
+    { steps = 20, schedule = { kind = "constant", value = 0.1 } },
+], last = { kind = "cosine" } }""",
 }
 
 EXAMPLES: Final[dict[tuple[str, str], str]] = {

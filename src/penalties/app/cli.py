@@ -38,11 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(given)
     except Exception as error:
         # `--debug` is an option of every command; here it is needed whatever became of its parsing.
-        if "--debug" in given:
-            import traceback
-
-            traceback.print_exception(error)
-        return _told(error)
+        return _told(error, debug="--debug" in given)
 
 
 def _run(given: list[str]) -> int:
@@ -59,21 +55,14 @@ def _group() -> "click.Group":
         def list_commands(self, ctx: click.Context) -> list[str]:
             return list(COMMANDS)
 
-        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
             if cmd_name not in COMMANDS:
-                return None
-            module: Any = importlib.import_module(f".commands.{cmd_name}", __package__)
-            return module.command
-
-        def resolve_command(
-            self, ctx: click.Context, args: list[str]
-        ) -> tuple[str | None, click.Command | None, list[str]]:
-            if args[0] not in COMMANDS:
                 from .config_problems import joined, nearest
 
                 there = joined(COMMANDS, "and")
-                raise click.UsageError(f'there is no command "{args[0]}"{nearest(args[0], COMMANDS)} ({there})', ctx)
-            return super().resolve_command(ctx, args)
+                raise click.UsageError(f'there is no command "{cmd_name}"{nearest(cmd_name, COMMANDS)} ({there})', ctx)
+            module: Any = importlib.import_module(f".commands.{cmd_name}", __package__)
+            return module.command
 
         def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
             with formatter.section("Commands"):
@@ -103,11 +92,15 @@ def _group() -> "click.Group":
     return penalties
 
 
-def _told(error: Exception) -> int:
-    """Say in a line or two what went wrong, and give the status."""
-    lines, status = _lines(error)
+def _told(error: Exception, *, debug: bool) -> int:
+    """Say in a line or two what went wrong, with the traceback before where it is asked for; gives the status."""
+    import traceback
+
     from .privacy import hide
 
+    lines, status = _lines(error)
+    if debug:
+        print(hide("".join(traceback.format_exception(error))), file=sys.stderr)
     label = "error:"
     if sys.stderr.isatty():
         label = f"\x1b[1;31m{label}\x1b[0m"

@@ -57,12 +57,12 @@ def _files(config: "Config") -> Iterator[Problem]:
             continue
         path = Path(given)
         if path.is_dir():
-            yield Problem(f"data.{key}", f"found {shown(given)}, a folder; expected a file of JSON lines")
+            yield Problem(f"data.{key}", f'found "{given}", a folder; expected a file of JSON lines')
         elif not path.is_file():
             there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-            yield Problem(f"data.{key}", f"found {shown(given)}, where there is no file{nearest(path.name, there)}")
+            yield Problem(f"data.{key}", f'found "{given}", where there is no file{nearest(path.name, there)}')
         elif not os.access(path, os.R_OK):
-            yield Problem(f"data.{key}", f"found {shown(given)}, which may not be read")
+            yield Problem(f"data.{key}", f'found "{given}", which may not be read')
 
 
 def _models(config: "Config") -> Iterator[Problem]:
@@ -71,7 +71,7 @@ def _models(config: "Config") -> Iterator[Problem]:
     named |= {f"references.{name}.model": getattr(one, "model", "") for name, one in config.references.items()}
     for where, given in named.items():
         if os.path.isabs(given) and not (Path(given) / "config.json").is_file():
-            yield Problem(where, f"found {shown(given)}; expected a folder with a model, which has a config.json")
+            yield Problem(where, f'found "{given}"; expected a folder with a model, which has a config.json')
 
 
 def _backend(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:

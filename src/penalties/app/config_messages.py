@@ -17,6 +17,12 @@ Schema: TypeAlias = Mapping[str, Any]
 Place: TypeAlias = tuple[str | int, ...]
 """The way to a value through tables and lists."""
 
+_SWITCH: Final = "switch"
+"""A key of a node that takes true and false in the place of a table."""
+
+_KEY: Final = ("[key]",)
+"""The end of a location where a key is wrong, and not its value."""
+
 _SECRETS: Final = ("key", "token", "secret", "password", "credential")
 """Words in the name of a key whose value is never repeated."""
 
@@ -26,8 +32,6 @@ class Wrong(NamedTuple):
 
     problem: Problem
     place: Place
-    missing: bool
-    """Whether something is missing there, so that there is nothing to leave out."""
 
 
 @cache
@@ -41,14 +45,13 @@ def found_wrong(error: "ValidationError", table: Any, raw: Mapping[str, Any]) ->
     schema = schema_of(table)
     found: dict[str, Wrong] = {}
     for entry in error.errors(include_url=False):
-        place, node, rest = _walk(schema, entry["loc"])
+        loc = entry["loc"]
+        # What is wrong with a key is told of the table that it is in.
+        place, node, rest = _walk(schema, loc[:-2] if loc[-1:] == _KEY else loc)
         message, place = _message(entry, schema, node, place, rest)
         where = _where(place, raw)
-        found.setdefault(where, Wrong(Problem(where, message), place, entry["type"] in _MISSING))
+        found.setdefault(where, Wrong(Problem(where, message), place))
     return list(found.values())
-
-
-_MISSING: Final = ("missing", "union_tag_not_found")
 
 
 def _message(entry: Any, schema: Schema, node: Schema, place: Place, rest: Sequence[Any]) -> tuple[str, Place]:
@@ -65,7 +68,11 @@ def _message(entry: Any, schema: Schema, node: Schema, place: Place, rest: Seque
         return f"found {shown(given['kind'])}; expected {expected}{nearest(tag, kinds, quoted=True)}", (*place, "kind")
     if kind == "missing":
         return f"missing; expected {allowed(schema, node)}: {node['description']}", place
+    if entry["loc"][-1:] == _KEY:
+        return f"found the key {shown(given)}; expected others: {node['description']}", place
     message = f"found {shown(given)}; expected {allowed(schema, node)}"
+    if kind in ("too_short", "string_too_short"):
+        return f"{message} that is not empty", place
     if place == ("term",):
         return f"{message}: write [[term]] above each, with two brackets", place
     return f"{message}{nearest(given, _choices(node), quoted=True) if isinstance(given, str) else ''}", place
@@ -119,7 +126,8 @@ def resolved(schema: Schema, node: Schema) -> Schema:
     if len(branches) == 1 and "anyOf" in node:
         # Something or nothing: what counts is the something.
         rest = {key: value for key, value in node.items() if key != "anyOf"}
-        return {**resolved(schema, branches[0]), **rest}
+        switch = {_SWITCH: True} if {"type": "boolean"} in node["anyOf"] else {}
+        return {**resolved(schema, branches[0]), **rest, **switch}
     return node
 
 
@@ -134,7 +142,8 @@ def child_of(schema: Schema, node: Schema, part: str | int) -> Schema | None:
     if isinstance(part, int):
         child = node.get("items")
     else:
-        child = node.get("properties", {}).get(part, node.get("additionalProperties") or None)
+        others = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+        child = node.get("properties", {}).get(part, others[0])
     # `true` is a table of anything, of which nothing is wrong.
     return resolved(schema, cast("Schema", child)) if isinstance(child, Mapping) else None
 
@@ -178,9 +187,9 @@ def allowed(schema: Schema, node: Schema) -> str:
     >>> allowed({}, {"enum": ["local", "tinker"]})
     '"local" or "tinker"'
     """
-    if {"type": "boolean"} in node.get("anyOf", ()):
-        return "true, false or a table"
     node = resolved(schema, node)
+    if _SWITCH in node:
+        return "true, false or a table"
     if "const" in node or "enum" in node:
         return joined(shown(one) for one in _choices(node))
     if "anyOf" in node:

@@ -115,6 +115,9 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
     """What is wrong with the terms, and with the names of references; `raw` has the terms as they were read."""
     named: list[str] = []
     for name in sorted(references):
+        if not name.isidentifier():
+            yield Problem(f"references.{name}", "expected a name of letters, digits and underscores")
+            continue
         try:
             objective_of(None, [_ANY], {name: True}, None, rows=False, local=True)
             named.append(name)

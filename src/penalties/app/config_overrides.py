@@ -54,19 +54,18 @@ def _put(raw: dict[str, Any], path: list[str], text: str, tables: Sequence[str])
             there = ", ".join(label_of(terms, index) for index in range(len(terms))) or "none"
             return f"expected a term and its key, as term.NAME.weight=0.1; the terms are: {there}"
         holder, path = terms[labels[path[1]]], path[2:]
-    for index, part in enumerate(path):
+    *parts, key = path
+    for index in range(len(path)):
         if not _is_table(holder):
             return f"{'.'.join(path[:index]) or 'the term'} is no table, so that nothing can be set in it"
-        if index == len(path) - 1:
-            break
-        if holder.get(part) in (None, True, False):
+        if parts[index:]:
             # `true` stands for a table of defaults.
-            holder[part] = {}
-        holder = holder[part]
+            holder[parts[index]] = {} if holder.get(parts[index]) in (None, True, False) else holder[parts[index]]
+            holder = holder[parts[index]]
     if text:
-        holder[path[-1]] = value_of(text)
+        holder[key] = value_of(text)
     else:
-        holder.pop(path[-1], None)
+        holder.pop(key, None)
     return None
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -32,29 +32,25 @@ def read(table: type[TableT], raw: Mapping[str, Any]) -> tuple[TableT, list[Prob
         except ValidationError as error:
             for one in found_wrong(error, table, raw):
                 problems.setdefault(one.problem.where, one.problem)
-                _leave_out(left, one.place, one.missing)
+                _leave_out(left, one.place)
 
 
-def _leave_out(raw: Any, place: Place, missing: bool) -> None:
-    """Take out what stands at a place, so that the numbers of terms stay what they are."""
-    if place[-1] in ("fn", "path"):
-        # What must be there: without it there is no term, and no data.
-        pass
-    elif missing:
-        # A table without one of its keys is none.
-        place = place[:-1]
-    elif len(place) == 2 and place[0] == "term":
-        place = (*place, "fn")
-        raw["term"][place[1]] = {}
-    lists = [index for index, part in enumerate(place) if isinstance(part, int) and index != 1]
-    place = place[: lists[0]] if lists else place
-    holder = raw
-    for part in place[:-1]:
-        if isinstance(part, str) and part not in holder:
-            # Another mistake took the table out already.
-            return
-        holder = holder[part]
-    if place[-1] in ("fn", "path"):
-        holder[place[-1]] = UNKNOWN
+def _leave_out(raw: Any, place: Place) -> None:
+    """Take out the key that a place is in, so that the numbers of terms stay what they are."""
+    table, *rest = place
+    if not rest:
+        # Another mistake may have taken it out already.
+        raw.pop(table, None)
+        if table == "data":
+            raw["data"] = {"path": UNKNOWN}
+    elif isinstance(rest[0], int):
+        terms = cast("list[Any]", raw["term"])
+        if len(rest) == 1 or rest[1] == "fn":
+            # What is no table, or has no function, stays as a term that is not known.
+            terms[rest[0]] = {**(terms[rest[0]] if len(rest) > 1 else {}), "fn": UNKNOWN}
+        else:
+            terms[rest[0]].pop(rest[1], None)
+    elif (table, rest[0]) == ("data", "path"):
+        raw["data"]["path"] = UNKNOWN
     else:
-        holder.pop(place[-1], None)
+        raw[table].pop(rest[0], None)

@@ -69,6 +69,9 @@ def _plain(node: Any) -> Any:
             made[key] = {name: _plain(one) for name, one in cast("Mapping[str, Any]", value).items()}
         elif key == "anyOf":
             made |= {key: _plain(branches)} if len(branches) > 1 else _plain(branches[0])
-        elif key != "title" and not (key == "default" and value is None):
+        elif key == "patternProperties":
+            made |= {key: _plain(value), "additionalProperties": False}
+        elif key != "title" and not (key == "default" and (value is None or isinstance(value, dict))):
+            # The defaults of a table are those of its keys.
             made[key] = _plain(value)
     return made

@@ -148,7 +148,7 @@ class _Lines:
 def _parsed(line: bytes, pairs: bool) -> _Example:
     """The example of a line."""
     try:
-        found: Any = json.loads(line.decode("utf-8-sig"))
+        found: Any = json.loads(line.decode("utf-8-sig").rstrip())
     except json.JSONDecodeError as error:
         raise _Bad(f"is no JSON: {error.msg.lower()}, at column {error.colno}") from error
     except UnicodeDecodeError as error:

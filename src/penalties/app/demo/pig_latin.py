@@ -11,7 +11,18 @@ from typing import Final
 
 __all__ = ["examples", "translated", "write"]
 
-WORDS: Final = ["apple", "bear", "bird", "blue", "bread", "bright", "brown", "butter", "candle", "castle", "cat", "chair", "cheese", "child", "clear", "cloud", "coat", "cold", "cow", "crown", "dance", "dark", "dear", "deep", "dog", "door", "dream", "drum", "eagle", "early", "east", "eight", "elm", "evening", "fair", "fall", "far", "fast", "fern", "field", "fire", "fish", "flag", "flower", "fox", "friend", "frog", "garden", "gate", "glass", "gold", "good", "grape", "grass", "green", "grey", "hand", "happy", "hat", "hill", "honey", "horse", "house", "ice", "ink", "island", "ivy", "jar", "jolly", "jump", "kind", "king", "kite", "lake", "lamp", "leaf", "light", "lion", "little", "lucky", "man", "map", "maple", "meadow", "milk", "moon", "morning", "mouse", "narrow", "nest", "new", "night", "north", "nut", "oak", "ocean", "old", "open", "orange", "owl", "paper", "path", "peach", "pear", "pig", "pine", "plain", "plum", "pond", "proud", "queen", "quick", "quiet", "rain", "red", "ring", "river", "road", "robin", "rock", "room", "rose", "round", "sail", "salt", "sand", "sea", "seven", "sheep", "ship", "shore", "silver", "sky", "sleepy", "slow", "small", "smile", "snow", "soft", "song", "south", "spring", "star", "still", "stone", "storm", "story", "street", "strong", "summer", "sun", "swan", "sweet", "table", "tall", "tea", "thick", "thin", "three", "tiger", "train", "tree", "tulip", "uncle", "under", "up", "valley", "village", "violin", "voice", "warm", "water", "west", "wheat", "white", "wild", "wind", "winter", "wolf", "wood", "yard", "yellow", "young", "zebra"]
+_TEXT: Final = """
+apple bear bird blue bread bright brown butter candle castle cat chair cheese child clear cloud coat cold cow
+crown dance dark dear deep dog door dream drum eagle early east eight elm evening fair fall far fast fern field
+fire fish flag flower fox friend frog garden gate glass gold good grape grass green grey hand happy hat hill honey
+horse house ice ink island ivy jar jolly jump kind king kite lake lamp leaf light lion little lucky man map maple
+meadow milk moon morning mouse narrow nest new night north nut oak ocean old open orange owl paper path peach pear
+pig pine plain plum pond proud queen quick quiet rain red ring river road robin rock room rose round sail salt sand
+sea seven sheep ship shore silver sky sleepy slow small smile snow soft song south spring star still stone storm
+story street strong summer sun swan sweet table tall tea thick thin three tiger train tree tulip uncle under up
+valley village violin voice warm water west wheat white wild wind winter wolf wood yard yellow young zebra
+"""
+WORDS: Final = _TEXT.split()
 VOWELS: Final = "aeiou"
 HELD_OUT: Final = 40
 COUNT: Final = 300

@@ -1,0 +1,119 @@
+"""What a config may name: all of it described, and every example one that trains."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penalties.app.catalogue import KINDS, entries, entry_of_path
+from penalties.app.catalogue_examples import EXAMPLES
+from penalties.app.config import Config
+from penalties.app.config_objective import INPUTS, LOCAL_INPUTS
+from penalties.app.config_options import SHIPPED, inputs_of, wrong_value
+from penalties.app.data import Stream
+from penalties.errors import OptionError
+from penalties.pipeline import Term
+from penalties.pipeline.catalogue import BUILT_IN
+from penalties.pipeline.schedules import weights
+from penalties.training import LocalTrainingClient, adapters, forward_backward_custom
+from penalties.training.objective import objective_of
+
+from .configs import LINES, PAIRS, config
+
+REFERENCES = """
+[references]
+initial = { kind = "initial" }
+perturbed = { kind = "perturbed" }
+"""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LocalTrainingClient]:
+    with LocalTrainingClient("tiny", rank=2) as made:
+        yield made
+
+
+def test_everything_has_a_line_about_itself() -> None:
+    found = list(entries())
+    for entry in found:
+        assert entry.kind in KINDS
+        assert entry.name
+        assert entry.summary.endswith((".", ":", ")"))
+        assert "\n" not in entry.summary
+        assert ">>>" not in entry.details
+        for value in entry.values:
+            assert value.name
+            assert value.allowed
+    assert len({(entry.kind, entry.name) for entry in found}) == len(found)
+
+
+def test_every_penalty_adapter_and_table_is_there() -> None:
+    by_kind = {kind: [entry.name for entry in entries() if entry.kind == kind] for kind in KINDS}
+    assert by_kind["penalty"] == list(BUILT_IN)
+    assert [name.partition(":")[2] for name in by_kind["batch"]] == list(adapters.__all__)
+    assert by_kind["loss"] == ["cross_entropy", "dpo"]
+    assert by_kind["reference"] == ["initial", "client", "perturbed"]
+    assert by_kind["schedule"][:3] == ["constant", "linear", "warmup"]
+    assert by_kind["wrap"] == ["ema", "normalized"]
+    assert by_kind["sink"] == ["tensorboard", "mlflow", "wandb", "opentelemetry"]
+    assert by_kind["table"] == list(Config.model_fields)
+
+
+def test_inputs_are_those_that_terms_get() -> None:
+    for name in (*INPUTS, *(name.replace("<layer>", "1") for name in LOCAL_INPUTS)):
+        objective_of(None, [Term(lambda x: x, name="any", inputs=name)], {}, None, rows=False, local=True)
+
+
+def test_tables_show_the_default_and_the_meaning_of_each_key() -> None:
+    train = next(entry for entry in entries() if (entry.kind, entry.name) == ("table", "train"))
+    steps = next(value for value in train.values if value.name == "steps")
+    assert steps == ("steps", "a whole number of at least 1", "100", "Steps of the optimizer.")
+    data = next(entry for entry in entries() if (entry.kind, entry.name) == ("table", "data"))
+    assert data.values[0].default == ""
+
+
+def test_a_function_of_ones_own_is_described_by_what_it_says() -> None:
+    entry = entry_of_path("tests.app.config_terms:steady")
+    assert entry.summary == "How large they are."
+    assert entry.reads == ("logprobs",)
+    assert entry.values[0][:3] == ("size", "", "1.0")
+    assert entry_of_path("tests.app.config_terms:undocumented").summary == "It says nothing about itself."
+    with pytest.raises(OptionError):
+        entry_of_path("no.such:thing")
+
+
+def test_inputs_that_may_be_left_out_are_marked() -> None:
+    assert inputs_of(SHIPPED["kl_estimate"]) == ["logprobs", "reference", "mask (may be left out)"]
+    assert inputs_of(SHIPPED["dpo"]) == ["data", "logprobs", "reference"]
+
+
+def test_options_of_others_are_theirs() -> None:
+    assert wrong_value(len, "anything", 5) is None
+    assert wrong_value(SHIPPED["l1"], "anything", 5) is None
+    assert wrong_value(SHIPPED["l1"], "reduction", "mean") is None
+
+
+@pytest.mark.parametrize(("kind", "name"), EXAMPLES, ids=map("-".join, EXAMPLES))
+def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind: str, name: str) -> None:
+    text = EXAMPLES[kind, name]
+    given = tomllib.loads(text)
+    if not given:
+        assert text.startswith("# ")
+        return
+    text += REFERENCES if "references" not in given else ""
+    made = config(tmp_path, text, ["train.batch_size=2"], data=PAIRS if name == "dpo" else LINES)
+    stream = Stream(made, client.tokenizer)
+    result = forward_backward_custom(
+        client,
+        stream.batch(0),
+        made.base,
+        regularizers=made.pipeline(),
+        references=made.providers(lambda table: client),
+        weights=weights(made.schedules(), 0),
+        step=0,
+    ).result()
+    out = result.custom_loss
+    assert out is not None
+    out.check()
+    assert len(out.terms) == len(given.get("term", ()))

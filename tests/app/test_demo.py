@@ -1,0 +1,83 @@
+"""The demo: its data are what their generator writes, and its loss falls."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from penalties.app.config import find, load
+from penalties.app.data import Stream
+from penalties.app.demo import pig_latin
+from penalties.pipeline.schedules import weights
+from penalties.training import AdamParams, LocalTrainingClient, forward_backward_custom
+
+FOLDER = find(None).parent
+
+
+def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
+    pig_latin.write(tmp_path)
+    for name in ("pig_latin.jsonl", "pig_latin_eval.jsonl"):
+        assert (FOLDER / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("pig", "igpay"),
+        ("owl", "owlway"),
+        ("street", "eetstray"),
+        ("queen", "eenquay"),
+        ("sky", "yskay"),
+        ("ivy", "ivyway"),
+    ],
+)
+def test_words_are_translated(word: str, expected: str) -> None:
+    assert pig_latin.translated(word) == expected
+
+
+def test_the_generator_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(Path, "write_text", lambda path, text: written.append(path))
+    monkeypatch.delitem(sys.modules, pig_latin.__name__)
+    runpy.run_module(pig_latin.__name__, run_name="__main__")
+    assert written == [FOLDER / "pig_latin.jsonl", FOLDER / "pig_latin_eval.jsonl"]
+
+
+def test_no_phrase_is_both_trained_on_and_held_out() -> None:
+    train, held_out = (
+        {json.loads(line)["prompt"] for line in (FOLDER / name).read_text().splitlines()}
+        for name in ("pig_latin.jsonl", "pig_latin_eval.jsonl")
+    )
+    assert len(train) == 260
+    assert len(held_out) == 40
+    assert not train & held_out
+
+
+def test_there_are_as_many_examples_as_one_asks_for() -> None:
+    some = list(pig_latin.examples(1000, seed=1))
+    assert len({one["prompt"] for one in some}) == 1000
+
+
+def test_its_loss_falls_by_a_third_in_a_quarter_of_its_steps() -> None:
+    config = load()
+    with LocalTrainingClient(config.model.name, rank=config.model.rank, seed=config.train.seed) as client:
+        stream = Stream(config, client.tokenizer)
+        base, pipeline, schedules = config.base, config.pipeline(), config.schedules()
+        providers, rate = config.providers(lambda table: None), config.learning_rate()
+        losses: list[float] = []
+        for step in range(config.train.steps // 4):
+            result = forward_backward_custom(
+                client,
+                stream.batch(step),
+                base,
+                regularizers=pipeline,
+                references=providers,
+                weights=weights(schedules, step),
+                step=step,
+            ).result()
+            client.optim_step(AdamParams(learning_rate=rate(step), beta2=config.train.beta2)).result()
+            assert result.custom_loss is not None
+            losses.append(result.custom_loss.total.item())
+    assert losses[-1] < losses[0] * 2 / 3
