@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = {
-    "train": "Train a model on a structured objective, and write a run.",
+    "train": "Train as CONFIG says, a TOML file; without one, train the demo.",
     "report": "Write a report of one run, or compare several.",
-    "ablate": "Train without each term in turn, or with other weights, and compare.",
+    "ablate": "Train as CONFIG says, and again without each of its terms; compare in a table and in one report.",
     "check": "Say everything that is wrong with a config.",
     "list": "List penalties, losses, schedules and whatever else a config may name.",
     "describe": "Describe what a config may name, and each of its tables.",

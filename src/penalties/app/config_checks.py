@@ -1,13 +1,14 @@
 """Whether the tables of a config fit together, and what they name is there: files, functions, options, libraries."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from ..errors import MissingLibraryError
+from .config_messages import label_of
 from .config_objective import loss_problems, term_problems
 from .config_problems import Problem, joined, nearest, shown
 from .config_reading import UNKNOWN
@@ -39,14 +40,15 @@ def checked(config: "Config", raw: Mapping[str, Any]) -> list[Problem]:
     terms, named = raw.get("term"), raw.get("references")
     # A reference that is wrong in itself is there all the same.
     references = {*config.references, *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())}
+    given = cast("list[Any]", terms) if isinstance(terms, list) else []
     return [
         *_files(config),
         *_models(config),
         *_backend(config.backend, config.model),
-        *_libraries(config),
+        *_libraries(config, given),
         *_sinks(config),
         *loss_problems(config, references),
-        *term_problems(config, cast("list[Any]", terms) if isinstance(terms, list) else [], references),
+        *term_problems(config, given, references),
     ]
 
 
@@ -101,9 +103,10 @@ def _address(where: str, given: str, variable: str) -> Iterator[Problem]:
         yield Problem(where, f"found {shown(given)}; expected an address, as https://host:port")
 
 
-def _libraries(config: "Config") -> Iterator[Problem]:
+def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
     wanted = {"backend.kind": config.backend.kind}
-    wanted |= {f"term.{one.name or one.fn}.runs": one.runs for one in config.term if one.runs in _NEEDS}
+    places = {f"term.{label_of(terms, index)}.runs": one.runs for index, one in enumerate(config.term)}
+    wanted |= {where: runs for where, runs in places.items() if runs in _NEEDS}
     sinks = {name: getattr(config.sinks, name) for name in type(config.sinks).model_fields}
     wanted |= {f"sinks.{name}": name for name, table in sinks.items() if table is not None}
     for where, choice in wanted.items():

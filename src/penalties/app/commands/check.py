@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...pipeline import Term
 from ..config_problems import ConfigError, DataError, Problem
 from ..console import problem
 from .options import as_json, debug, quiet, values
@@ -88,7 +89,9 @@ def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
 
 def _notes(config: "Config") -> list[Problem]:
     """What is not wrong, and may not be meant."""
-    read = {name.removeprefix("flat_") for term in config.pipeline() for name in term.inputs.values()}
+    base = config.base
+    terms = [*config.pipeline(), *([base] if isinstance(base, Term) else [])]
+    read = {name.removeprefix("flat_") for term in terms for name in term.inputs.values()}
     notes = [
         Problem(f"references.{name}", "no term reads it; it takes a pass through a model all the same")
         for name in config.references
