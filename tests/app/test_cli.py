@@ -255,6 +255,14 @@ class TestCheck:
         assert status == 2
         assert err.splitlines()[-1] == "1 problem"
 
+    def test_tokens_are_counted_where_the_tokenizer_is_here(self, run: Run, tmp_path: Path) -> None:
+        long = [{"prompt": "a" * 9, "completion": "b"}, {"prompt": "", "completion": "b"}]
+        text = '[data]\npath = "lines.jsonl"\nmax_length = 5\nend_token = false\n'
+        said = run("check", write(tmp_path, text, data=long))[2]
+        assert "line 1: its prompt has 9 tokens" in said
+        assert "line 2: has no prompt" in said
+        assert run("check", write(tmp_path, f'{text}[model]\nname = "org/model"', data=long))[0] == 0
+
     def test_quietly(self, run: Run, tmp_path: Path) -> None:
         assert run("check", write(tmp_path), "--quiet") == (0, "", "")
         assert len(run("check", write(tmp_path, "[train]\nsteps = 0"), "-q")[2].splitlines()) == 1

@@ -124,6 +124,8 @@ MEANING = [
     ),
     ("[train]\nloss_options = { beta = 1.0 }", "train.loss_options.beta", ["found 1.0", "no options"]),
     ('[train]\nloss = "os:nothing"', "train.loss", ["has no attribute"]),
+    ('[train]\nloss = "tests.app.config_terms:NUMBER"', "train.loss", ["found 5", "a function"]),
+    ('[train]\nloss = "builtins:max"', "train.loss", ["which reads nothing", "(data, logprobs)"]),
     ('[train]\nloss = "tests.app.config_terms:loss"\nloss_options = { x = 1 }', "train.loss_options.x", ["scale"]),
     ('[train]\nloss = "tests.app.config_terms:loss_of_reference"', "train.loss", ['found "initial"', "[references]"]),
     ('[data]\npath = "lins.jsonl"', "data.path", ["there is no file", "did you mean lines.jsonl?"]),

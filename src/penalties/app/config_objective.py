@@ -1,6 +1,5 @@
 """Whether the objective of a config can be built: its base loss, its terms, and what they read."""
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,16 +51,10 @@ def arguments(table: "TermTable") -> dict[str, Any]:
 
 def base_term(path: str, options: Mapping[str, Any]) -> Term:
     """A loss of one's own: a function that asks for its inputs by name, or takes (data, logprobs)."""
-    function = _found(path)
-    required = [
-        one.name
-        for one in inspect.signature(function).parameters.values()
-        if one.default is one.empty
-        and one.name not in options
-        and one.kind in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY)
-    ]
-    by_position = len(required) == 2 and not set(required) & {*INPUTS, *LOCAL_INPUTS}
-    return Term(function, name=BASE, options=options, inputs=("data", "logprobs") if by_position else None)
+    # Made first as it is, which checks the function and its options.
+    term = Term(_found(path), name=BASE, options=options)
+    by_position = len(term.inputs) == 2 and not set(term.inputs) & {*INPUTS, *LOCAL_INPUTS}
+    return term.replace(inputs=("data", "logprobs")) if by_position else term
 
 
 def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Problem]:
@@ -73,8 +66,11 @@ def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Probl
         except OptionError as error:
             where = f"train.loss_options.{error.option}" if error.option in train.loss_options else "train.loss"
             yield Problem(where, _of_option(error))
-        else:
-            yield from _reads("train.loss", term, config, named, base=True)
+            return
+        if not term.inputs:
+            message = f"found {shown(train.loss)}, which reads nothing; expected a function of (data, logprobs)"
+            yield Problem("train.loss", message)
+        yield from _reads("train.loss", term, config, named, base=True)
         return
     if train.loss not in LOSSES:
         reason = ", which needs more than lines of text" if train.loss in BY_NAME else ""

@@ -38,8 +38,8 @@ class _Problems(PenaltiesError, ValueError):
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         """Keep all of them; the message has each on a line of its own."""
-        self.source = source
-        self.problems = list(problems)
+        self.source: str = source
+        self.problems: list[Problem] = list(problems)
         super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
 
     def __reduce__(self) -> Any:

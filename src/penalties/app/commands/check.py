@@ -74,14 +74,28 @@ def _summary(source: str, problems: list[Problem], config: "Config | None", line
     )
 
 
+class _Unknown:
+    """In the place of a tokenizer that is not looked at: one that begins every text, and finds nothing too short."""
+
+    bos_token_id = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [0]
+
+
 def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
     """Look at every line of the data: how many can be used, what is wrong, and what is left out."""
+    from ...training.local_model import TINY
     from ...training.local_tiny import ByteTokenizer
     from ..data import Stream
 
+    tokenizer: Any = ByteTokenizer()
+    if config.model.name != TINY:
+        # Nothing is downloaded to look at lines: how many tokens they are is seen when training begins.
+        config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": None})})
+        tokenizer = _Unknown()
     try:
-        # Whatever the model is: bytes are at least as many as tokens, and nothing is downloaded to look at lines.
-        stream = Stream(config, ByteTokenizer())
+        stream = Stream(config, tokenizer)
     except DataError as error:
         return 0, [Problem(f"{error.source}: {one.where}", one.message) for one in error.problems], []
     return len(stream), [], stream.problems
