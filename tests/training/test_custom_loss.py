@@ -216,6 +216,32 @@ class TestWhatTermsRead:
         assert found["entropy_estimate"] == pytest.approx(float(pn.entropy_estimate(flat, mask=mask)), rel=1e-5)
         assert found["every"] == pytest.approx(float(pn.entropy_estimate(flat)), rel=1e-5)
 
+    def test_a_function_that_takes_a_mask_gets_it(self) -> None:
+        data = [datum(0, 4, weights=[0.0, 0.0, 1.0, 1.0]), datum(1, 2)]
+        seen: list[Any] = []
+
+        def lists(logprobs: Any, mask: Any = None) -> Any:
+            seen.append([one.tolist() for one in mask])
+            return logprobs[0].sum()
+
+        def packed(flat_logprobs: Any, *, mask: Any = None) -> Any:
+            seen.append(mask.tolist())
+            return flat_logprobs.sum()
+
+        adapter = pn.Term(pn.training.adapters.entropy, inputs="logprobs")
+        client = RemoteClient()
+        found = forward_backward_custom(client, data, None, regularizers=[lists, packed, adapter]).result(60)
+        assert seen == [[[False, False, True, True], [True, True]], [False, False, True, True, True, True]]
+        flat = torch.cat([client.model.logprobs(one).detach() for one in data])
+        mask = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+        assert found.metrics["entropy"] == pytest.approx(float(pn.entropy_estimate(flat, mask=mask)), rel=1e-5)
+
+    def test_a_reference_that_nobody_reads_is_not_asked_for(self) -> None:
+        client = RemoteClient()
+        unread = {"initial": pn.training.references.initial(), "teacher": [np.zeros(3)]}
+        forward_backward_custom(client, batch(3), squared, references=unread).result(60)
+        assert [name for name, _ in client.calls] == ["forward", "forward_backward"]
+
     def test_candidates_count_where_one_of_them_has_weight(self) -> None:
         seen: list[Any] = []
 

@@ -122,7 +122,7 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "penalties-reference"]
+    return [thread for thread in threading.enumerate() if thread.name == "penalties-promise"]
 
 
 BATCH = [datum([1, 2, 3]), datum([4]), datum([5, 6])]
@@ -808,7 +808,7 @@ class TestChecked:
 
 class TestPromises:
     def test_who_cancels_first_is_obeyed(self) -> None:
-        from penalties.training import references_asking
+        from penalties.training import promises
 
         began: list[int] = []
         kept: list[Any] = []
@@ -820,7 +820,7 @@ class TestPromises:
         original = threading.Thread
         threading.Thread = Held  # type: ignore[misc]
         try:
-            future = references_asking.promise(lambda: began.append(1))
+            future = promises.promise(lambda: began.append(1))
         finally:
             threading.Thread = original  # type: ignore[misc]
         assert future.cancel()

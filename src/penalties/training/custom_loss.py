@@ -19,6 +19,7 @@ from ..telemetry import events
 from .batch import Batch, logprobs_of
 from .merging import CustomLossFuture, merged
 from .objective import FLAT, PACKED, objective_of
+from .promises import fulfil, then
 from .references import Provider, checked
 from .surrogates import FORWARD, forward_data, surrogate_of
 
@@ -172,13 +173,16 @@ class _Call:
         if "flat_mask" in self.objective.reads:
             inputs["flat_mask"] = torch.as_tensor(np.concatenate(self.batch.masks), device=device)
         for name, reference in self.given.items():
+            if not {name, f"{FLAT}{name}"} & set(self.objective.reads):
+                # Nobody reads it: a forward less.
+                continue
             if isinstance(reference, Provider):
                 started = reference.start(self.client, self.batch.data, step=step)
-                made = _then(started, lambda arrays, name=name: checked(name, arrays, self.batch.data))
+                made = then(started, lambda arrays, name=name: checked(name, arrays, self.batch.data))
             else:
                 made = reference
             inputs |= self._packed(name, made, device)
-        _fulfil(promised, lambda: arrive(forward.result()))
+        fulfil(promised, lambda: arrive(forward.result()))
         return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
 
     def _packed(self, name: str, arrays: Any, device: Any) -> dict[str, Any]:
@@ -194,7 +198,7 @@ class _Call:
         later = cast("Future[Any]", arrays) if isinstance(arrays, Future) else None
         forms: dict[str, Callable[[Any], Any]] = {name: tensors, f"{FLAT}{name}": packed}
         return {
-            read: make(arrays) if later is None else _then(later, make)
+            read: make(arrays) if later is None else then(later, make)
             for read, make in forms.items()
             if read in self.objective.reads
         }
@@ -282,36 +286,6 @@ def _references(given: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, boo
         for name, reference in found.items()
     }
     return found, whole
-
-
-def _then(promised: "Future[Any]", change: Callable[[Any], Any]) -> "Future[Any]":
-    """What a promise gives, changed."""
-    changed: Future[Any] = Future()
-
-    def keep(done: "Future[Any]") -> None:
-        try:
-            changed.set_result(change(done.result()))
-        except BaseException as error:
-            changed.set_exception(error)
-
-    promised.add_done_callback(keep)
-    return changed
-
-
-def _fulfil(promised: Mapping[str, "Future[Any]"], make: Callable[[], Mapping[str, Any]]) -> None:
-    """Keep promises with what a function gives, in a thread of their own."""
-
-    def work() -> None:
-        try:
-            found = make()
-        except BaseException as error:
-            for promise in promised.values():
-                promise.set_exception(error)
-            return
-        for name, promise in promised.items():
-            promise.set_result(found[name])
-
-    threading.Thread(target=work, name="penalties-forward", daemon=True).start()
 
 
 _lock: Final = threading.Lock()

@@ -1,13 +1,15 @@
 """What comes of a custom loss: the client's own output, with ours in it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 from ..pipeline.output import LossOutput
+from .promises import promise
 
 __all__ = ["CustomLossFuture", "merged"]
 
@@ -21,6 +23,7 @@ class CustomLossFuture:
         self._merge = merge
         self._lock = threading.Lock()
         self._output: Any = None
+        self._promised: Future[Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it; `TimeoutError` where that takes longer."""
@@ -28,7 +31,25 @@ class CustomLossFuture:
 
     async def result_async(self, timeout: float | None = None) -> Any:
         """The same without blocking the event loop."""
-        return self._merged([await asyncio.wait_for(_awaited(one), timeout) for one in self._sent])
+        promised, loop = self._arrival(), asyncio.get_running_loop()
+        told: asyncio.Future[None] = loop.create_future()
+
+        def tell(_: "Future[Any]") -> None:
+            # The loop may be gone, and who waited with it.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: told.done() or told.set_result(None))
+
+        promised.add_done_callback(tell)
+        async with asyncio.timeout(timeout):
+            await told
+        return promised.result()
+
+    def _arrival(self) -> "Future[Any]":
+        """The result in a thread of ours: who stops waiting must not cancel the client's own request."""
+        with self._lock:
+            if self._promised is None:
+                self._promised = promise(self.result)
+            return self._promised
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """The output."""
@@ -40,10 +61,6 @@ class CustomLossFuture:
             if self._output is None:
                 self._output = self._merge(results)
             return self._output
-
-
-async def _awaited(future: Any) -> Any:
-    return await (asyncio.wrap_future(cast("Future[Any]", future)) if isinstance(future, Future) else future)
 
 
 def merged(results: Sequence[Any], output: LossOutput) -> Any:

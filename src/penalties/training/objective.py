@@ -255,14 +255,14 @@ def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
         elif name not in known:
             there = ", ".join(sorted(known - {f"{FLAT}{one}" for one in known}))
             raise InputError(f'{term.name}: no input is named "{name}"; there is {there}')
+    term = _masked(term, rows)
     names = dict.fromkeys(term.inputs.values())
     lists = [name for name in names if f"{FLAT}{name}" in known or (_local(name) and _packable(name))]
     if not lists:
         return term
-    if term.fn in SEPARABLE and len(lists) == len(set(term.inputs.values())):
+    if term.fn in SEPARABLE and len(lists) == len(names):
         # Sums and means over all elements: over the packed arrays they are the same, in one piece.
-        inputs = {parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()}
-        return term.replace(inputs=_masked(term, inputs, rows))
+        return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
     unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
     return Term(
         unpacked,
@@ -279,9 +279,12 @@ def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
     )
 
 
-def _masked(term: Term, inputs: dict[str, str], rows: bool) -> dict[str, str]:
-    """Prompts do not count in a penalty that takes a mask of places, unless the term says what does."""
-    takes = "mask" in inspect.signature(term.fn).parameters and (rows or term.fn not in OVER_CLASSES)
-    if takes and PACKED in inputs.values() and "mask" not in inputs and "mask" not in term.options:
-        return {**inputs, "mask": "flat_mask"}
-    return inputs
+def _masked(term: Term, rows: bool) -> Term:
+    """The term with the mask of the batch, where it takes one and does not say which: prompts do not count."""
+    inputs = term.inputs
+    reads = set(inputs.values()) & {LOGPROBS, PACKED}
+    if not reads or "mask" in inputs or "mask" in term.options or not callable(term.fn):
+        return term
+    if "mask" not in inspect.signature(term.fn).parameters or (term.fn in OVER_CLASSES and not rows):
+        return term
+    return term.replace(inputs={**inputs, "mask": "mask" if LOGPROBS in reads else "flat_mask"})

@@ -15,8 +15,9 @@ import numpy as np
 
 from ..errors import InputError, OptionError, said
 from ..functional.options import check_count, check_flag, check_number
+from .promises import failed, promise, ready
 from .reading import numpy_of, targets_of, tokens_of
-from .references_asking import Arrays, Memory, answered, failed, key_of, promise, ready
+from .references_asking import Arrays, Memory, answered, key_of
 from .surrogates import FORWARD, forward_data
 
 __all__ = ["Initial", "Perturbed", "Provider", "Teacher", "checked", "client", "initial", "perturbed"]
