@@ -209,9 +209,12 @@ def guarded(
 def failed_row(term: Term, weight: Weight, error: BaseException) -> Row:
     """The row of a term that has an error in place of a value."""
     # Without the frames, which would keep the inputs alive as long as the output.
-    for one in (error, error.__cause__):
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
         if one is not None:
             one.__traceback__ = None
+            chain += [one.__cause__, None if one.__context__ is one.__cause__ else one.__context__]
     return term.name, None, weight, None, None, NOTHING, NOTHING, None, error
 
 

@@ -246,17 +246,17 @@ class _Call:
     def sent(self, gradients: Mapping[str, Any], output: LossOutput) -> CustomLossFuture:
         """Send the backward."""
         if self.graph is not None:
-            sent = [self.graph.submit(self._structured(gradients))]
+            sent = self.graph.submit(self._structured(gradients))
         else:
             flat = gradients[PACKED]
             if flat is None:
                 flat = _torch().zeros_like(self.leaves[PACKED])
             arrays = [part.float().numpy() for part in flat.split(self.batch.lengths)]
             before = [part.numpy() for part in self.leaves[PACKED].detach().split(self.batch.lengths)]
-            requests = self.surrogate.requests(self.batch.data, before, arrays)
-            sent = [self.client.forward_backward(request, self.surrogate.loss_fn) for request in requests]
+            request = self.surrogate.data(self.batch.data, before, arrays)
+            sent = self.client.forward_backward(request, self.surrogate.loss_fn)
         self._told(output)
-        return CustomLossFuture(sent, lambda results: merged(results, output))
+        return CustomLossFuture(sent, lambda result: merged(result, output))
 
     def _structured(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """The gradients by name, as a graph takes them: packed as they are."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import GradientError, OptionError
 from ..functional.options import check_count, check_flag, is_whole
 from .futures import TrainingFuture
@@ -96,7 +98,7 @@ class LocalTrainingClient:
 
     @property
     def model(self) -> Any:
-        """The peft model."""
+        """The peft model: to be changed only while no operation is under way."""
         return self._model.model
 
     @property
@@ -177,7 +179,7 @@ class LocalTrainingClient:
 
         def forward() -> Graph:
             passed = run(self._model, batch, layers)
-            output = ForwardBackwardOutput(_KIND, _outputs(batch, logprobs=passed.logprobs.detach()))
+            output = ForwardBackwardOutput(_KIND, _outputs(batch, {"logprobs": passed.logprobs.detach().cpu().numpy()}))
             of = self._changes
 
             def accumulate(
@@ -213,16 +215,19 @@ class LocalTrainingClient:
         gradients: list[Tensor | None] = [None] * len(self._model.parameters)
         total = 0.0
         for batch in parts:
+            # Before the pass: a copy to a GPU waits for all that was asked of it before.
+            arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
             with torch.set_grad_enabled(backward):
                 live = run(self._model, batch).logprobs
-            found = {"logprobs": live.detach()}
+            found, slope = {"logprobs": live.detach()}, None
             if loss is not None:
-                arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
                 found["elementwise_loss"], slope = loss.values(found["logprobs"], arrays)
-                if backward:
-                    gradients = _added(gradients, self._gradients([live], [slope]))
-                total += float(found["elementwise_loss"].sum(dtype=torch.float64))
-            outputs += _outputs(batch, **found)
+            # Before the backward, for the same reason; the rest is done while it runs.
+            host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
+            if backward and slope is not None:
+                gradients = _added(gradients, self._gradients([live], [slope]))
+            outputs += _outputs(batch, host)
+            total += 0.0 if loss is None else float(host["elementwise_loss"].sum(dtype=np.float64))
         if backward:
             self._accumulate(gradients, {})
         return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
@@ -355,10 +360,9 @@ class LocalTrainingClient:
         self.close()
 
 
-def _outputs(batch: Batch, **packed: "Tensor") -> list[Mapping[str, TensorData]]:
-    """One dict per datum of tensors that are packed as the targets are."""
-    # One transfer for each: a copy of every datum would be a wait each.
-    lists = {name: batch.unpack(tensor.cpu().numpy()) for name, tensor in packed.items()}
+def _outputs(batch: Batch, packed: Mapping[str, Any]) -> list[Mapping[str, TensorData]]:
+    """One dict per datum of arrays that are packed as the targets are."""
+    lists = {name: batch.unpack(array) for name, array in packed.items()}
     return [
         {name: TensorData.from_numpy(arrays[place]) for name, arrays in lists.items()}
         for place in range(len(batch.shapes))

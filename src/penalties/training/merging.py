@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,8 +17,8 @@ __all__ = ["CustomLossFuture", "merged"]
 class CustomLossFuture:
     """The output of a backward that was sent: `.result(timeout)`, or `await` it."""
 
-    def __init__(self, sent: Sequence[Any], merge: Callable[[list[Any]], Any]) -> None:
-        """The client's futures, and what makes one output of theirs."""
+    def __init__(self, sent: Any, merge: Callable[[Any], Any]) -> None:
+        """The client's future, and what is made of its output."""
         self._sent = sent
         self._merge = merge
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class CustomLossFuture:
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it; `TimeoutError` where that takes longer."""
-        return self._merged([one.result(timeout) for one in self._sent])
+        return self._merged(self._sent.result(timeout))
 
     async def result_async(self, timeout: float | None = None) -> Any:
         """The same without blocking the event loop."""
@@ -55,55 +55,33 @@ class CustomLossFuture:
         """The output."""
         return self.result_async().__await__()
 
-    def _merged(self, results: list[Any]) -> Any:
+    def _merged(self, result: Any) -> Any:
         with self._lock:
             # Once: the client's future may give the same object again, and its metrics are changed.
             if self._output is None:
-                self._output = self._merge(results)
+                self._output = self._merge(result)
             return self._output
 
 
-def merged(results: Sequence[Any], output: LossOutput) -> Any:
+def merged(result: Any, output: LossOutput) -> Any:
     """The client's output with the numbers of ours among its metrics, and ours as `custom_loss`."""
-    first: Any = results[0]
-    metrics = _reduced([(dict(one.metrics), len(one.loss_fn_outputs)) for one in results])
+    plain = dataclasses.replace(output.read(), gradient=output.gradient, state=output.state)
+    metrics: dict[str, float] = dict(result.metrics)
     if "loss:sum" in metrics:
         # As the SDK has it: the loss that was asked for has the name, and what the server computed another.
         metrics["surrogate_loss:sum"] = metrics["loss:sum"]
-    metrics["loss:sum"] = float(output.total.detach())
-    metrics |= output.metrics()
-    base = output.read().base
-    if base is not None:
-        metrics |= {str(name): float(number) for name, number in base.metrics.items()}
-    changes: dict[str, Any] = {"metrics": metrics}
-    if len(results) > 1:
-        changes["loss_fn_outputs"] = [part for one in results for part in one.loss_fn_outputs]
-    if "custom_loss" in getattr(first, "__dataclass_fields__", ()):
-        return dataclasses.replace(first, **changes, custom_loss=output)
+    metrics["loss:sum"] = plain.total
+    metrics |= plain.metrics()
+    if plain.base is not None:
+        metrics |= {str(name): float(number) for name, number in plain.base.metrics.items()}
+    if "custom_loss" in getattr(result, "__dataclass_fields__", ()):
+        return dataclasses.replace(result, metrics=metrics, custom_loss=plain)
     made: Any
-    if hasattr(first, "__dataclass_fields__"):
-        made = dataclasses.replace(first, **changes)
+    if hasattr(result, "__dataclass_fields__"):
+        made = dataclasses.replace(result, metrics=metrics)
     else:
-        made = first.model_copy() if hasattr(first, "model_copy") else first
-        for name, value in changes.items():
-            object.__setattr__(made, name, value)
+        made = result.model_copy() if hasattr(result, "model_copy") else result
+        object.__setattr__(made, "metrics", metrics)
     # The class is the client's, and need not know of it.
-    object.__setattr__(made, "custom_loss", output)
+    object.__setattr__(made, "custom_loss", plain)
     return made
-
-
-def _reduced(parts: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """The metrics of several requests as one, by what their names say of how they add up."""
-    if len(parts) == 1:
-        return parts[0][0]
-    found: dict[str, float] = {}
-    for name in parts[0][0]:
-        there = [(metrics[name], count) for metrics, count in parts if name in metrics]
-        numbers = [number for number, _ in there]
-        if name.endswith(":sum"):
-            found[name] = sum(numbers)
-        elif name.endswith((":min", ":max")):
-            found[name] = min(numbers) if name.endswith(":min") else max(numbers)
-        else:
-            found[name] = sum(number * count for number, count in there) / sum(count for _, count in there)
-    return found

@@ -17,10 +17,6 @@ __all__ = ["FORWARD", "SERVERS", "Surrogate", "forward_data", "surrogate_of"]
 FORWARD: Final = "cross_entropy"
 """The loss that a forward is asked for: every server has it, and gives the log-probabilities with it."""
 
-_MOST: Final = 1024
-_MOST_BYTES: Final = 4_000_000
-"""Data and bytes of a request that an SDK does not divide."""
-
 
 class Surrogate(Protocol):
     """How one kind of server is given a gradient."""
@@ -28,10 +24,10 @@ class Surrogate(Protocol):
     loss_fn: str
     """The loss of the server that is used."""
 
-    def requests(
+    def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[list[Any]]:
-        """The data to send, in one request or in several that follow one another."""
+    ) -> list[Any]:
+        """The data to send."""
         ...
 
 
@@ -54,63 +50,45 @@ class _Summed:
 
     loss_fn = "cross_entropy"
 
-    def requests(
+    def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[list[Any]]:
+    ) -> list[Any]:
         made: list[Any] = []
         for place, (datum, gradient) in enumerate(zip(data, gradients, strict=True)):
             targets = inputs_of(place, datum)["target_tokens"]
             made.append(with_inputs(datum, {"target_tokens": targets, "weights": like(targets, -gradient)}))
-        return [made]
+        return made
 
 
 class _Averaged:
-    """Servers that average over the tokens of a sequence and over sequences, as SkyRL does.
+    """Servers that average over the tokens of a sequence, and over the sequences of a step, as SkyRL does.
 
     Under cross_entropy the weights divide themselves out there. Importance sampling has the gradient −advantage where
     the old log-probabilities are the present ones, and is divided by numbers that are known here: the length of each
-    sequence, and how many there are in the request. Requests are kept to a size that no client divides further.
+    sequence, and how many there are. Those of several calls before one step are averaged, each by how many it has.
     """
 
     loss_fn = "importance_sampling"
 
-    def requests(
+    def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[list[Any]]:
-        made: list[list[Any]] = []
-        for group in _groups(gradients):
-            request: list[Any] = []
-            for place in group:
-                gradient = gradients[place]
-                if gradient.ndim != 1:
-                    raise InputError(
-                        f"datum {place}: has {gradient.shape[1]} targets at each place; a server that averages is sent "
-                        "its gradient by importance sampling, which takes one"
-                    )
-                targets = inputs_of(place, data[place])["target_tokens"]
-                inputs: Mapping[str, Any] = {
-                    "target_tokens": targets,
-                    "logprobs": like(targets, logprobs[place]),
-                    "advantages": like(targets, (-len(gradient) * len(group) * gradient).astype(np.float32)),
-                }
-                request.append(with_inputs(data[place], inputs))
-            made.append(request)
+    ) -> list[Any]:
+        made: list[Any] = []
+        for place, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
+            if gradient.ndim != 1:
+                raise InputError(
+                    f"datum {place}: has {gradient.shape[1]} targets at each place; a server that averages is sent "
+                    "its gradient by importance sampling, which takes one"
+                )
+            targets = inputs_of(place, datum)["target_tokens"]
+            advantages = (-len(gradient) * len(data) * gradient).astype(np.float32)
+            inputs: Mapping[str, Any] = {
+                "target_tokens": targets,
+                "logprobs": like(targets, before),
+                "advantages": like(targets, advantages),
+            }
+            made.append(with_inputs(datum, inputs))
         return made
-
-
-def _groups(gradients: Sequence[np.ndarray[Any, Any]]) -> list[list[int]]:
-    """The places of data that go into one request each."""
-    groups: list[list[int]] = [[]]
-    size = 0
-    for place, gradient in enumerate(gradients):
-        # Tokens, targets, log-probabilities and advantages, as text at worst.
-        more = 48 * gradient.size
-        if groups[-1] and (len(groups[-1]) == _MOST or size + more > _MOST_BYTES):
-            groups.append([])
-            size = 0
-        groups[-1].append(place)
-        size += more
-    return groups
 
 
 SERVERS: Final[Mapping[str, Surrogate]] = {"tinker": _Summed(), "skyrl": _Averaged()}
