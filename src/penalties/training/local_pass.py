@@ -53,7 +53,6 @@ def head_reads(model: LocalModel, change: "Callable[[Tensor], Tensor]") -> Gener
 
     That layer is the widest by far; what a model does to its logits afterwards, it does to each by itself.
     """
-
     here = threading.get_ident()
 
     def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
