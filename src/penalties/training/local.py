@@ -40,7 +40,8 @@ class LocalTrainingClient:
 
     `model` is `"tiny"` (a small random model that reads bytes, nothing is downloaded), a folder, or a name on the
     Hugging Face hub. An adapter of `rank` is trained on `target_modules`, by default every linear layer of attention
-    and MLP; the model itself stays as it is. Equal seeds give equal clients.
+    and MLP; the model itself stays as it is. Equal seeds give equal clients, and equal runs: to the bit on a CPU, and
+    on a GPU where `torch.use_deterministic_algorithms` is on; without, attention adds up in any order there.
 
     Methods give futures at once (`.result(timeout)`, or `await`). The work is done by one thread, in the order in
     which it was asked for. Gradients add up until `optim_step`. Bad data is refused at once, by the number of its
@@ -304,7 +305,7 @@ class LocalTrainingClient:
         return self.load_state(path)
 
     def load_state_with_optimizer(self, path: str | Path) -> TrainingFuture[None]:
-        """Load a whole checkpoint: what comes next is what would have come after it was saved, to the bit."""
+        """Load a whole checkpoint: what comes next is what would have come after it was saved, as by an equal seed."""
         return self._submit_load("load_state_with_optimizer", path, optimizer=True)
 
     async def load_state_with_optimizer_async(self, path: str | Path) -> TrainingFuture[None]:
