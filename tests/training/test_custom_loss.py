@@ -1,6 +1,7 @@
 """Custom losses through a client: the gradient that reaches the model, and everything beside it."""
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -353,6 +354,10 @@ class TestRegularizers:
                 'l1: no input is named "teacher"; there is data, lengths, logprobs, mask$',
             ),
             ([pn.Term("l1", inputs="params")], 'l1: reads "params", which is inside the model'),
+            (
+                [pn.Term("l1", inputs="params.base")],
+                'l1: reads "params.base"; expected "params", a dict of all of them',
+            ),
             ([pn.Term("l1", inputs="hidden.1")], 'l1: reads "hidden.1", which is inside the model'),
         ],
     )
@@ -660,29 +665,54 @@ class TestBadInput:
 class TestEvents:
     def test_start_stop_and_exception(self) -> None:
         heard: list[Any] = []
-        handler = pn.telemetry.attach(
-            lambda *event: heard.append(event),
-            ["custom_loss.start", "custom_loss.stop", "custom_loss.exception"],
-        )
+        handler = pn.telemetry.attach(lambda *event: heard.append(event))
         try:
             terms = [pn.Term("l1", 0.1, inputs="logprobs")]
-            forward_backward_custom(RemoteClient(), batch(3, 2), squared, regularizers=terms, track_grad_norms=True)
+            forward_backward_custom(
+                RemoteClient(), batch(3, 2), squared, regularizers=terms, track_grad_norms=True, step=4
+            )
             with pytest.raises(pn.TermError):
                 forward_backward_custom(RemoteClient(), batch(3), lambda d, lp: 1 / 0)
         finally:
             pn.telemetry.detach(handler)
-        assert [name for name, _, _ in heard] == [
+        ours = [(name, *rest) for name, *rest in heard if name.startswith("custom_loss")]
+        assert [name for name, _, _ in ours] == [
             "custom_loss.start",
             "custom_loss.stop",
             "custom_loss.start",
             "custom_loss.exception",
         ]
-        about = {"model_id": "fake", "data_count": 2, "regularizer_count": 1, "track_grad_norms": True}
-        assert heard[0][2] == about
-        stop = heard[1][1]
-        assert set(stop) == {"duration", "loss_total", "regularizer_total", "total_grad_norm"}
-        assert float(stop["total_grad_norm"]) > 0
-        assert "ZeroDivisionError" in str(heard[3][2]["reason"])
+        about = {"model_id": "fake", "data_count": 2, "regularizer_count": 1, "track_grad_norms": True, "step": 4}
+        start, stop = ours[0], ours[1]
+        assert set(start[1]) == {"time", "monotonic_time"}
+        assert {name: start[2][name] for name in about} == about
+        assert set(stop[1]) == {"duration", "loss_total", "regularizer_total", "total_grad_norm"}
+        assert float(stop[1]["total_grad_norm"]) > 0
+        assert stop[2]["output"].names == ("base_loss", "l1")
+        # One number for the whole and for the pipeline inside it, another for the next.
+        assert len({metadata["call"] for _, _, metadata in heard}) == 2
+        assert "ZeroDivisionError" in str(ours[3][2]["error"])
+
+    def test_a_sink_counts_each_call_once(self, tmp_path: Any) -> None:
+        path = tmp_path / "events.jsonl"
+        with pn.telemetry.JSONLines(path):
+            for _ in range(2):
+                forward_backward_custom(RemoteClient(), batch(3, 2), squared).result(60)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        stops = [(line["event"], line["step"]) for line in lines if line["event"].endswith("stop")]
+        assert stops == [("pipeline.stop", 0), ("custom_loss.stop", 0), ("pipeline.stop", 1), ("custom_loss.stop", 1)]
+
+    def test_a_pipeline_inside_a_term_has_a_number_of_its_own(self) -> None:
+        def nested(flat_logprobs: Any) -> Any:
+            return pn.Pipeline(["l2"])(flat_logprobs).total
+
+        calls: list[Any] = []
+        handler = pn.telemetry.attach(lambda event, measured, about: calls.append(about["call"]), "pipeline.stop")
+        try:
+            forward_backward_custom(RemoteClient(), batch(3, 2), squared, regularizers=[nested])
+        finally:
+            pn.telemetry.detach(handler)
+        assert len(set(calls)) == 2
 
 
 def test_the_shared_executor_is_made_again_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

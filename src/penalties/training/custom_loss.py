@@ -1,6 +1,7 @@
 """Training with a loss of one's own through any client: forward, our terms, and the gradient sent back."""
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 from ..errors import InputError, MissingLibraryError, NonFiniteError, OptionError
 from ..execution.executor import Executor
 from ..functional.options import check_flag
+from ..pipeline.call import numbered
 from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
@@ -51,10 +53,18 @@ def forward_backward_custom(
     The forward is awaited here, terms run where they say, and the call gives back when the backward has been sent, so
     that an `optim_step` sent next comes after it. The result is the client's own, with `.custom_loss`, the
     `LossOutput`, and its numbers among the metrics. Nothing runs on the client's event loop.
+
+    >>> from penalties.training import AdamParams, Datum, LocalTrainingClient, ModelInput, forward_backward_custom
+    >>> data = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+    >>> with LocalTrainingClient("tiny") as client:
+    ...     passed = forward_backward_custom(client, data, "cross_entropy", regularizers=["l1"])
+    ...     stepped = client.optim_step(AdamParams(learning_rate=1e-3))
+    ...     passed.result().custom_loss.names
+    ('base_loss', 'l1')
     """
-    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server)
+    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
     with call:
-        inputs = call.begin(step)
+        inputs = call.begin()
         output = call.executor.run(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
         )
@@ -79,10 +89,20 @@ async def forward_backward_custom_async(
     """As `forward_backward_custom`, without blocking the event loop.
 
     Where the awaiting task is cancelled before the backward was sent, it is not sent.
+
+    >>> import asyncio
+    >>> from penalties.training import Datum, LocalTrainingClient, ModelInput, forward_backward_custom_async
+    >>> async def step(client, data):
+    ...     passed = await forward_backward_custom_async(client, data, "cross_entropy")
+    ...     return (await passed).metrics["mean_nll"]
+    >>> data = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+    >>> with LocalTrainingClient("tiny") as client:
+    ...     asyncio.run(step(client, data)) > 0
+    True
     """
-    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server)
+    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
     with call:
-        inputs = call.begin(step)
+        inputs = call.begin()
         output = await call.executor.run_async(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
         )
@@ -103,6 +123,7 @@ class _Call:
         executor: Any,
         timeout: float | None,
         server: str,
+        step: Any,
     ) -> None:
         self.client = client
         self.local = hasattr(client, "forward_with_graph")
@@ -129,35 +150,43 @@ class _Call:
             "data_count": len(self.batch.data),
             "regularizer_count": len(self.objective.pipeline),
             "track_grad_norms": bool(track_grad_norms),
+            "step": step,
         }
         self._began = 0.0
+        self._heard = False
+        self._numbered = contextlib.ExitStack()
 
     # What others hear of it.
 
     def __enter__(self) -> "_Call":
         self._began = time.perf_counter()
-        if events.handlers:
-            events.emit("custom_loss.start", {"system_time": time.time()}, self._metadata)
+        # Who attaches in the middle of a call hears of the next one.
+        self._heard = len(events.handlers) > 0
+        if self._heard:
+            self._metadata["call"] = self._numbered.enter_context(numbered())
+            started = {"time": time.time(), "monotonic_time": time.monotonic()}
+            events.emit("custom_loss.start", started, self._metadata)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and events.handlers:
-            measurements = {"duration": time.perf_counter() - self._began}
-            events.emit("custom_loss.exception", measurements, {**self._metadata, "reason": error})
+        self._numbered.close()
+        if error is not None and self._heard:
+            measured = {"duration": time.perf_counter() - self._began}
+            events.emit("custom_loss.exception", measured, {**self._metadata, "error": error})
 
     def _told(self, output: LossOutput) -> None:
-        if events.handlers:
-            measurements = {
+        if self._heard:
+            measured = {
                 "duration": time.perf_counter() - self._began,
                 "loss_total": output.total,
                 "regularizer_total": output.regularizer_total,
                 "total_grad_norm": output.total_grad_norm,
             }
-            events.emit("custom_loss.stop", measurements, self._metadata)
+            events.emit("custom_loss.stop", measured, {**self._metadata, "output": output})
 
     # The forward, and what terms read.
 
-    def begin(self, step: Any) -> dict[str, Any]:
+    def begin(self) -> dict[str, Any]:
         """Send the forward and ask for the references; gives the inputs of the terms, some of them still to come."""
         torch = _torch()
         promised: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
@@ -177,7 +206,7 @@ class _Call:
                 # Nobody reads it: a forward less.
                 continue
             if isinstance(reference, Provider):
-                started = reference.start(self.client, self.batch.data, step=step)
+                started = reference.start(self.client, self.batch.data, step=self._metadata["step"])
                 made = then(started, lambda arrays, name=name: checked(name, arrays, self.batch.data))
             else:
                 made = reference

@@ -246,6 +246,8 @@ def _timed(term: Term, timeout: float | None) -> Term:
 def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
     """The same term over packed arrays."""
     for name in term.inputs.values():
+        if name.startswith("params."):
+            raise InputError(f'{term.name}: reads "{name}"; expected "params", a dict of all of them by name')
         if _local(name):
             if not local:
                 raise InputError(

@@ -30,7 +30,11 @@ _DTYPES: Final = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 
 
 class TensorData:
-    """An array that travels: its numbers, `"int64"` or `"float32"`, and a shape."""
+    """An array that travels: its numbers, `"int64"` or `"float32"`, and a shape.
+
+    >>> TensorData([[1.0, 2.0]]).shape
+    [1, 2]
+    """
 
     __slots__ = ("_array", "dtype")
 
@@ -173,7 +177,11 @@ class Datum:
 
 @dataclass(frozen=True)
 class AdamParams:
-    """AdamW with the service's defaults: no weight decay, and no clipping where `grad_clip_norm` is 0."""
+    """AdamW with the service's defaults: no weight decay, and no clipping where `grad_clip_norm` is 0.
+
+    >>> AdamParams(learning_rate=3e-4).beta2
+    0.95
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -185,7 +193,11 @@ class AdamParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn."""
+    """How tokens are drawn.
+
+    >>> SamplingParams(max_tokens=4).temperature
+    1.0
+    """
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -198,7 +210,11 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """What a pass gives: one dict of arrays per datum, and metrics."""
+    """What a pass gives: one dict of arrays per datum, and metrics.
+
+    >>> ForwardBackwardOutput("TorchLossReturn", [], {"loss:sum": 1.0}).metrics["loss:sum"]
+    1.0
+    """
 
     loss_fn_output_type: str
     loss_fn_outputs: list[Mapping[str, TensorData]]
@@ -209,21 +225,33 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """What a step of the optimizer gives."""
+    """What a step of the optimizer gives.
+
+    >>> OptimStepResponse({"grad_norm": 0.5}).metrics
+    {'grad_norm': 0.5}
+    """
 
     metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
 
 
 @dataclass(frozen=True)
 class SaveWeightsResponse:
-    """Where a checkpoint lies."""
+    """Where a checkpoint lies.
+
+    >>> SaveWeightsResponse("checkpoints/first").path
+    'checkpoints/first'
+    """
 
     path: str
 
 
 @dataclass(frozen=True)
 class SampledSequence:
-    """Tokens that were drawn, and the log-probability of each."""
+    """Tokens that were drawn, and the log-probability of each.
+
+    >>> SampledSequence([5], [-0.5]).stop_reason
+    'length'
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -232,6 +260,10 @@ class SampledSequence:
 
 @dataclass(frozen=True)
 class SampleResponse:
-    """Some sequences."""
+    """Some sequences.
+
+    >>> len(SampleResponse([SampledSequence([5], [-0.5])]).sequences)
+    1
+    """
 
     sequences: list[SampledSequence]
