@@ -204,8 +204,8 @@ class SamplingParams:
     top_k: int = -1
     top_p: float = 1.0
     seed: int | None = None
-    stop: Sequence[int] = ()
-    """Tokens that end a sequence."""
+    stop: Sequence[int] | None = None
+    """Tokens that end a sequence; None is the model's own end of a text."""
 
 
 @dataclass(frozen=True)
