@@ -333,7 +333,10 @@ class TestInitial:
     def test_a_new_datum_after_the_first_step_is_refused(self) -> None:
         provider, client = references.initial(), Client()
         got(provider.start(client, BATCH[:1], step=0))
-        with pytest.raises(pn.InputError, match=r"initial: datum 1: is new, .* call prepare\(client, data\) with all"):
+        with pytest.raises(
+            pn.InputError,
+            match=r"initial: datum 1: is new after the first call, .* call prepare\(client, data\) with all",
+        ):
             got(provider.start(client, BATCH[:2], step=1))
         with pytest.raises(pn.InputError, match="initial: datum 0: is new"):
             provider.prepare(client, BATCH[2:])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ..errors import InputError, MissingLibraryError, NonFiniteError, OptionError
+from ..errors import GradientError, InputError, MissingLibraryError, NonFiniteError, OptionError
 from ..execution.executor import Executor
 from ..functional.options import check_flag
 from ..pipeline.call import numbered
@@ -23,6 +24,7 @@ from .merging import CustomLossFuture, merged
 from .objective import FLAT, PACKED, objective_of
 from .promises import fulfil, then
 from .references import Provider, checked
+from .references_asking import waited
 from .surrogates import FORWARD, forward_data, surrogate_of
 
 __all__ = ["forward_backward_custom", "forward_backward_custom_async"]
@@ -63,7 +65,7 @@ def forward_backward_custom(
     ('base_loss', 'l1')
     """
     call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
-    with call:
+    with call, _torch().inference_mode(False), _torch().enable_grad():
         inputs = call.begin()
         output = call.executor.run(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
@@ -101,8 +103,12 @@ async def forward_backward_custom_async(
     True
     """
     call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
+    if not _torch().is_grad_enabled():
+        # A mode of this thread, which other tasks run in too: it is not ours to change while they do.
+        raise GradientError("forward_backward_custom_async: was awaited inside torch.no_grad(); await it outside")
     with call:
-        inputs = call.begin()
+        # In a thread: a provider of somebody else's may take its time.
+        inputs = await asyncio.to_thread(call.begin)
         output = await call.executor.run_async(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
         )
@@ -138,6 +144,11 @@ class _Call:
         rows = self.batch.candidates is not None
         self.objective = objective_of(loss_fn, regularizers, packable, timeout, rows=rows, local=self.local)
         self.batch.check(self.objective)
+        if self.batch.candidates is not None and not (self.surrogate.rows or self.local):
+            raise InputError(
+                f'datum 0: has {self.batch.candidates} targets at each place; server="{server}" is sent its gradient '
+                f"by {self.surrogate.loss_fn}, which takes one"
+            )
         self.leaves: dict[str, Any] = {}
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
@@ -153,6 +164,8 @@ class _Call:
             "step": step,
         }
         self._began = 0.0
+        self._started: list[tuple[Any, Future[Any]]] = []
+        self._sent = False
         self._heard = False
         self._numbered = contextlib.ExitStack()
 
@@ -170,6 +183,11 @@ class _Call:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._numbered.close()
+        if not self._sent:
+            # Nothing was trained: providers that count steps forget this one.
+            for provider, started in self._started:
+                if callable(getattr(provider, "undo", None)):
+                    provider.undo(started)
         if error is not None and self._heard:
             measured = {"duration": time.perf_counter() - self._began}
             events.emit("custom_loss.exception", measured, {**self._metadata, "error": error})
@@ -205,14 +223,27 @@ class _Call:
             if not {name, f"{FLAT}{name}"} & set(self.objective.reads):
                 # Nobody reads it: a forward less.
                 continue
-            if isinstance(reference, Provider):
+            if _provides(reference):
                 started = reference.start(self.client, self.batch.data, step=self._metadata["step"])
-                made = then(started, lambda arrays, name=name: checked(name, arrays, self.batch.data))
+                if not isinstance(started, Future):
+                    kind = type(started).__name__
+                    raise InputError(f'reference "{name}": its provider gave {kind}; expected a concurrent Future')
+                made = then(cast("Future[Any]", started), functools.partial(self._provided, name, reference))
+                self._started.append((reference, cast("Future[Any]", started)))
             else:
                 made = reference
             inputs |= self._packed(name, made, device)
-        fulfil(promised, lambda: arrive(forward.result()))
+        fulfil(promised, lambda: arrive(waited(forward)))
         return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
+
+    def _provided(self, name: str, provider: Any, arrays: Any) -> Any:
+        found = checked(name, arrays, self.batch.data)
+        if (not found[0].ndim) != bool(getattr(provider, "per_datum", False)):
+            given = "one number per datum" if not found[0].ndim else "one for each target"
+            raise InputError(
+                f'reference "{name}": its provider gave {given}; its attribute per_datum says which it gives'
+            )
+        return found
 
     def _packed(self, name: str, arrays: Any, device: Any) -> dict[str, Any]:
         """A reference in the forms that terms read it in."""
@@ -259,18 +290,40 @@ class _Call:
         """The gradient of the total at everything that terms were given of the model."""
         # Terms that read nothing of it have not waited for the forward.
         self.arrived.result()
+        for leaf in self.leaves.values():
+            # Whatever a function did to it on its own.
+            leaf.grad = None
         if getattr(output.total, "requires_grad", False):
             output.total.backward()
+        else:
+            self._check_constant(output)
         gradients = {name: leaf.grad for name, leaf in self.leaves.items()}
-        flat = gradients[PACKED]
-        if flat is not None and not bool(flat.isfinite().all()):
-            for place, part in enumerate(flat.split(self.batch.lengths)):
-                if not bool(part.isfinite().all()):
-                    kind = "nan" if bool(part.isnan().any()) else "inf"
-                    raise NonFiniteError(
-                        kind, f"datum {place}: the gradient of the loss is {kind} there; nothing was sent to the model"
-                    )
+        for name, gradient in gradients.items():
+            if gradient is not None and not bool(gradient.isfinite().all()):
+                kind = "nan" if bool(gradient.isnan().any()) else "inf"
+                where = self._where(name, gradient)
+                raise NonFiniteError(kind, f"{where}: the gradient of the loss is {kind} there; nothing was sent")
         return gradients
+
+    def _where(self, name: str, gradient: Any) -> str:
+        """Which datum, or which parameter."""
+        if name.startswith("params/"):
+            return f"the parameter {name.removeprefix('params/')}"
+        parts = gradient.split(self.batch.lengths)
+        place = next(place for place, part in enumerate(parts) if not bool(part.isfinite().all()))
+        return f"datum {place}" if name == PACKED else f"datum {place}, {name.removeprefix(FLAT)}"
+
+    def _check_constant(self, output: LossOutput) -> None:
+        """Refuse a loss that reads of the model and has no gradient: the model would learn nothing, and nobody know."""
+        base = self.objective.pipeline.base
+        for term in (*([] if base is None else [base]), *self.objective.pipeline.terms):
+            found = output.base if term is base else output.terms.get(term.name)
+            reads = {PACKED, *self.objective.local} & set(term.inputs.values())
+            if found is not None and found.value is not None and reads and term.differentiable:
+                raise GradientError(
+                    f"{term.name}: its value has no gradient, so that the model would learn nothing; compute it from "
+                    "the tensors that it is given, without detach, item or no_grad, or say differentiable=False"
+                )
 
     def sent(self, gradients: Mapping[str, Any], output: LossOutput) -> CustomLossFuture:
         """Send the backward."""
@@ -284,6 +337,7 @@ class _Call:
             before = [part.numpy() for part in self.leaves[PACKED].detach().split(self.batch.lengths)]
             request = self.surrogate.data(self.batch.data, before, arrays)
             sent = self.client.forward_backward(request, self.surrogate.loss_fn)
+        self._sent = True
         self._told(output)
         return CustomLossFuture(sent, lambda result: merged(result, output))
 
@@ -309,12 +363,16 @@ def _references(given: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, boo
     for name, reference in cast("Mapping[Any, Any]", given).items():
         if not isinstance(name, str):
             raise OptionError("forward_backward_custom", "references", name, "names, each a string")
-        found[name] = reference if isinstance(reference, Provider) else checked(name, reference, batch.data)
+        found[name] = reference if _provides(reference) else checked(name, reference, batch.data)
     whole = {
-        name: isinstance(reference, Provider) or any(array.ndim for array in reference)
+        name: not getattr(reference, "per_datum", False) if _provides(reference) else bool(reference[0].ndim)
         for name, reference in found.items()
     }
     return found, whole
+
+
+def _provides(reference: Any) -> bool:
+    return isinstance(reference, Provider) and callable(reference.start)
 
 
 _lock: Final = threading.Lock()

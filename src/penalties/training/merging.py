@@ -10,6 +10,7 @@ from typing import Any
 
 from ..pipeline.output import LossOutput
 from .promises import promise
+from .references_asking import waited
 
 __all__ = ["CustomLossFuture", "merged"]
 
@@ -19,15 +20,19 @@ class CustomLossFuture:
 
     def __init__(self, sent: Any, merge: Callable[[Any], Any]) -> None:
         """The client's future, and what is made of its output."""
-        self._sent = sent
-        self._merge = merge
+        self._sent: Any = sent
+        self._merge: Any = merge
         self._lock = threading.Lock()
         self._output: Any = None
         self._promised: Future[Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it; `TimeoutError` where that takes longer."""
-        return self._merged(self._sent.result(timeout))
+        with self._lock:
+            if self._output is not None:
+                return self._output
+        sent = self._sent
+        return self._merged(sent.result(timeout) if callable(getattr(sent, "result", None)) else waited(sent))
 
     async def result_async(self, timeout: float | None = None) -> Any:
         """The same without blocking the event loop."""
@@ -60,20 +65,22 @@ class CustomLossFuture:
             # Once: the client's future may give the same object again, and its metrics are changed.
             if self._output is None:
                 self._output = self._merge(result)
+                # Whatever made it may go.
+                self._sent = self._merge = None
             return self._output
 
 
 def merged(result: Any, output: LossOutput) -> Any:
     """The client's output with the numbers of ours among its metrics, and ours as `custom_loss`."""
     plain = dataclasses.replace(output.read(), gradient=output.gradient, state=output.state)
-    metrics: dict[str, float] = dict(result.metrics)
+    metrics: dict[str, float] = dict(result.metrics or {})
     if "loss:sum" in metrics:
         # As the SDK has it: the loss that was asked for has the name, and what the server computed another.
         metrics["surrogate_loss:sum"] = metrics["loss:sum"]
-    metrics["loss:sum"] = plain.total
-    metrics |= plain.metrics()
+    # Those of the base by their own names, too, unless a term has the name.
     if plain.base is not None:
         metrics |= {str(name): float(number) for name, number in plain.base.metrics.items()}
+    metrics |= {**plain.metrics(), "loss:sum": plain.total}
     if "custom_loss" in getattr(result, "__dataclass_fields__", ()):
         return dataclasses.replace(result, metrics=metrics, custom_loss=plain)
     made: Any

@@ -5,12 +5,12 @@ equal to ∂C/∂logprob of the client's loss C, the chain rule does the rest: t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
-from ..errors import InputError, OptionError
-from .reading import inputs_of, like, with_inputs
+from ..errors import NonFiniteError, OptionError
+from .reading import inputs_of, like, targets_of, with_inputs
 
 __all__ = ["FORWARD", "SERVERS", "Surrogate", "forward_data", "surrogate_of"]
 
@@ -23,6 +23,8 @@ class Surrogate(Protocol):
 
     loss_fn: str
     """The loss of the server that is used."""
+    rows: bool
+    """Whether it takes several targets at a place."""
 
     def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
@@ -39,8 +41,7 @@ def forward_data(data: Sequence[Any]) -> list[Any]:
         targets = given["target_tokens"]
         weights = given.get("weights")
         if weights is None:
-            shape = tuple(getattr(targets, "shape", None) or (len(targets.data),))
-            weights = like(targets, np.zeros(shape, np.float32))
+            weights = like(targets, np.zeros(targets_of(place, datum).shape, np.float32))
         made.append(with_inputs(datum, {"target_tokens": targets, "weights": weights}))
     return made
 
@@ -49,6 +50,7 @@ class _Summed:
     """Servers that compute Σ −logprob·weight: the weight is minus the gradient."""
 
     loss_fn = "cross_entropy"
+    rows = True
 
     def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
@@ -69,19 +71,18 @@ class _Averaged:
     """
 
     loss_fn = "importance_sampling"
+    rows = False
 
     def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
     ) -> list[Any]:
         made: list[Any] = []
         for place, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
-            if gradient.ndim != 1:
-                raise InputError(
-                    f"datum {place}: has {gradient.shape[1]} targets at each place; a server that averages is sent "
-                    "its gradient by importance sampling, which takes one"
-                )
             targets = inputs_of(place, datum)["target_tokens"]
-            advantages = (-len(gradient) * len(data) * gradient).astype(np.float32)
+            advantages = -len(gradient) * len(data) * gradient.astype(np.float64)
+            if np.abs(advantages).max() > np.finfo(np.float32).max:
+                raise NonFiniteError("inf", f"datum {place}: the gradient of the loss is too large to be sent")
+            advantages = advantages.astype(np.float32)
             inputs: Mapping[str, Any] = {
                 "target_tokens": targets,
                 "logprobs": like(targets, before),
@@ -97,6 +98,6 @@ SERVERS: Final[Mapping[str, Surrogate]] = {"tinker": _Summed(), "skyrl": _Averag
 
 def surrogate_of(server: str) -> Surrogate:
     """The surrogate that is exact for this kind of server."""
-    if server not in SERVERS:
+    if not isinstance(cast("object", server), str) or server not in SERVERS:
         raise OptionError("forward_backward_custom", "server", server, " or ".join(f'"{name}"' for name in SERVERS))
     return SERVERS[server]

@@ -134,7 +134,8 @@ class ModelInput:
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> "ModelInput":
         """From tokens."""
-        return cls([EncodedTextChunk([int(token) for token in tokens])])
+        whole = _whole("ModelInput", np.asarray(tokens))
+        return cls([EncodedTextChunk(whole.tolist())])
 
     def to_ints(self) -> list[int]:
         """The tokens of all chunks."""
@@ -166,13 +167,28 @@ class Datum:
         made = {
             str(key): value
             if isinstance(value, TensorData)
-            else TensorData(numpy_of(value), "int64" if key == "target_tokens" else None)
+            else _whole_data(numpy_of(value))
+            if key == "target_tokens"
+            else TensorData(numpy_of(value))
             for key, value in self.loss_fn_inputs.items()
         }
         for key in ("weights", "advantages", "logprobs"):
             if key in made and made[key].dtype != "float32":
                 made[key] = TensorData(made[key].to_numpy(), "float32")
         object.__setattr__(self, "loss_fn_inputs", made)
+
+
+def _whole_data(array: np.ndarray[Any, Any]) -> TensorData:
+    return TensorData(_whole("target_tokens", array), "int64")
+
+
+def _whole(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Tokens: numbers that are whole, whatever type they have."""
+    if not array.size:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not (array == np.floor(array)).all()):
+        raise InputError(f"{what}: got {array.reshape(-1)[:3].tolist()} …; expected tokens, which are whole numbers")
+    return array.astype(np.int64)
 
 
 @dataclass(frozen=True)
