@@ -130,11 +130,12 @@ BATCH = [datum([1, 2, 3]), datum([4]), datum([5, 6])]
 
 @pytest.fixture(autouse=True)
 def _no_thread_stays() -> Any:
+    before = set(threads())
     yield
     end = time.monotonic() + WAIT
-    while threads() and time.monotonic() < end:
+    while set(threads()) - before and time.monotonic() < end:
         time.sleep(0.005)
-    assert not threads()
+    assert not set(threads()) - before
 
 
 PROVIDERS: dict[str, Callable[[], Any]] = {
