@@ -130,6 +130,9 @@ def test_a_name_is_taken_once_unless_it_is_to_be_overwritten(tmp_path: Path) -> 
         assert [path.name for path in tmp_path.iterdir()] == ["one"]
         with pytest.raises(OptionError, match="overwrite=1; expected True or False"):
             client.save_state("one", overwrite=1)  # pyright: ignore[reportArgumentType]
+        for name in (None, ""):
+            with pytest.raises(OptionError, match="name=.*; expected the name of a checkpoint, or its folder"):
+                client.save_state(name)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -78,8 +78,8 @@ class LocalTrainingClient:
         owner = type(self).__name__
         check_count(owner, "rank", rank, 1)
         check_count(owner, "alpha", alpha, 1)
-        if not is_whole(seed):
-            raise OptionError(owner, "seed", seed, "a whole number")
+        if not is_whole(seed) or not -(2**63) <= seed < 2**63:
+            raise OptionError(owner, "seed", seed, "a whole number of 64 bits")
         if batch_size is not None:
             check_count(owner, "batch_size", batch_size, 1)
         self._model = load(
@@ -90,6 +90,8 @@ class LocalTrainingClient:
         self._adam = Adam(self._model.parameters)
         self._generator = torch.Generator().manual_seed(seed)
         self._batch_size = batch_size
+        if not isinstance(cast("object", checkpoints), str | Path):
+            raise OptionError(owner, "checkpoints", checkpoints, "a folder")
         self._checkpoints = Path(checkpoints)
         # How often the parameters were changed: a graph is of one state of them.
         self._changes = 0
@@ -330,6 +332,8 @@ class LocalTrainingClient:
         return self._worker.submit(restore)
 
     def _folder(self, name: str | Path) -> Path:
+        if not isinstance(cast("object", name), str | Path) or not str(name):
+            raise OptionError("LocalTrainingClient", "name", name, "the name of a checkpoint, or its folder")
         return (self._checkpoints / name).absolute()
 
     # Samples.

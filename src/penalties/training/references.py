@@ -230,7 +230,7 @@ class Perturbed:
             tokens = tokens_of(place, datum)
         except ValueError as error:
             raise InputError(f"perturbed: datum {place}: its model_input is not of tokens alone ({error})") from error
-        source = [int(self.seed), 0 if step is None else int(step) + 1, place]
+        source = [int(self.seed), 0 if step is None else (int(step) + 1) % 2**63, place]
         replaced = np.random.default_rng(source).random(tokens.size) < self.token_dropout
         replaced[:1] = False
         tokens = np.where(replaced, self.replacement, tokens)
