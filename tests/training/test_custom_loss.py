@@ -388,6 +388,26 @@ class TestRegularizers:
         assert step(0.2) == pytest.approx(2 * step(0.1))
         assert step(0.2) == pytest.approx(2 * step(0.1))
 
+    def test_a_term_over_packed_arrays_shows_as_it_was_given(self) -> None:
+        def ends(logprobs: Any) -> Any:
+            return logprobs[0][-1]
+
+        made = pn.training.objective.objective_of(None, [pn.Term(ends, 0.5)], {}, None, rows=False, local=False)
+        assert repr(made.pipeline["ends"]) == "Term(ends, weight=0.5)"
+
+    def test_dicts_with_objects_in_them_are_the_same_as_long_as_these_are(self) -> None:
+        client, data = RemoteClient(), batch(2, 3)
+        weight = torch.tensor(0.5, requires_grad=True)
+        for _ in range(2):
+            config = [{"fn": "l1", "weight": weight, "inputs": "logprobs"}]
+            forward_backward_custom(client, data, None, regularizers=config).result(60)
+        found = sum(float(client.model.logprobs(one).detach().abs().sum()) for one in data)
+        assert float(weight.grad) == pytest.approx(2 * found, rel=1e-5)
+
+    def test_functions_of_other_numbers_of_parameters_have_to_name_inputs(self) -> None:
+        with pytest.raises(pn.InputError, match='alone: no input is named "y"'):
+            forward_backward_custom(RemoteClient(), batch(2), None, regularizers=[pn.Term(lambda y: y, name="alone")])
+
     def test_as_dicts_whose_values_change(self) -> None:
         client, data = RemoteClient(), batch(2, 3)
         found: list[float] = []
