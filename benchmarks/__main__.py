@@ -34,6 +34,7 @@ BENCHMARKS = (
     "gradient_norms_jax",
     "representation",
     "term_memory",
+    "local_client",
     "custom_loss",
     "custom_loss_sdk",
     "program",

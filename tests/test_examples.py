@@ -13,6 +13,11 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 KEY_LINES = {
+    "custom_distillation.py": r"^of the answers are right: teacher 100%, student \d% before and (9\d|100)% after$",
+    "custom_dpo.py": r"^after:  100% of unseen pairs right, margin +[3-9]\.\d\d$",
+    "custom_lora_orthogonality.py": r"^with the term: +loss 0\.\d+, overlap 0\.0\d+, effective rank [3-8]\.\d\d of 8$",
+    "custom_remote_terms.py": r"^31 requests to the service, and 1 process beside this one$",
+    "custom_supervised.py": r"^with terms: +(9\d|100)% of sums right, entropy 3\.\d\d, 0\.\d\d nats a token from",
     "http_service.py": r"^372 requests, \d+ of them failed, and no step was lost$",
     "jax_loop.py": r"^4002 steps with as many different weights: traced 1 time$",
     "knowledge_base.py": r"^with the facts: +7\d\.\d% of cities right, +\d\.\d% of answers against the facts$",
@@ -57,3 +62,75 @@ def test_penalties_find_the_inputs_that_matter():
     support = truth.partition(": ")[2]
     assert penalised.endswith(f"5 inputs in use: {support}")
     assert int(re.search(r"(\d+) inputs in use", without)[1]) > 50
+
+
+def table(example: str) -> dict[str, list[float]]:
+    """The columns of the first table that an example prints, by their names; lines that are no row are left out."""
+    header, *lines = printed(example).partition("\n\n")[0].splitlines()
+    rows = [line.replace("%", "").split() for line in lines if "skipped" not in line]
+    names = re.split(r" +(?!KL)", header.strip())
+    assert len(rows) > 3
+    return dict(zip(names, zip(*[map(float, row) for row in rows], strict=True), strict=True))
+
+
+def last(example: str) -> list[list[float]]:
+    """The numbers in the last two lines of an example: without what it shows, and with it."""
+    return [
+        [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)] for line in printed(example).splitlines()[-2:]
+    ]
+
+
+def assert_falls(values: list[float]) -> None:
+    assert max(values[1:]) < values[0]
+    assert values[-1] < values[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("example", "columns"),
+    [
+        ("custom_supervised.py", ["sums", "total"]),
+        ("custom_dpo.py", ["loss"]),
+        ("custom_distillation.py", ["reverse KL", "worst", "total"]),
+        ("custom_remote_terms.py", ["base", "passage", "total"]),
+        ("custom_lora_orthogonality.py", ["loss", "total"]),
+    ],
+)
+def test_what_is_trained_falls(example: str, columns: list[str]):
+    for column in columns:
+        assert_falls(table(example)[column])
+
+
+def test_a_model_is_held_to_what_it_said_and_learns_all_the_same():
+    (free_right, free_entropy, free_drift), (held_right, entropy, drift) = last("custom_supervised.py")
+    assert free_right > 90 < held_right
+    assert entropy > free_entropy + 0.2
+    assert drift < free_drift / 2
+
+
+def test_preferences_are_learned():
+    columns = table("custom_dpo.py")
+    assert columns["accuracy"][0] == 0 < 100 == columns["accuracy"][-1]
+    assert columns["margin"][-1] > 3
+    assert columns["better"][-1] > 0 > columns["worse"][-1]
+    # The brake works: without it the margin grows on.
+    assert columns["margin"][-1] < max(columns["margin"])
+
+
+def test_the_student_gives_its_probability_to_what_the_teacher_does():
+    columns = table("custom_distillation.py")
+    assert columns["student"][0] < 5 < 50 < columns["student"][-1]
+
+
+def test_the_judge_is_skipped_once_and_heard_otherwise():
+    assert printed("custom_remote_terms.py").count("skipped judge: raised RuntimeError: the service answered") == 1
+    assert table("custom_remote_terms.py")["judge"][-1] < 0
+    (good, spam), (judged_good, judged_spam) = last("custom_remote_terms.py")
+    assert spam < good + 0.5
+    assert judged_spam > judged_good + 1.5
+
+
+def test_directions_of_an_adapter_are_made_to_differ():
+    (loss, overlap, rank, _), (apart_loss, apart, apart_rank, _) = last("custom_lora_orthogonality.py")
+    assert apart < overlap / 3
+    assert apart_rank > rank + 1
+    assert apart_loss < loss + 0.1

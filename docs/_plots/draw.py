@@ -213,8 +213,44 @@ def draw_execution() -> None:
     figure.save("execution.svg")
 
 
+def draw_custom_loss() -> None:
+    """One call: log-probabilities come out of a client, terms make a gradient of them, and that goes back in."""
+    forward, backward, plain = COLORS["confidence"], COLORS["sparsity"], COLORS["base_loss"]
+    figure = Figure(760, 330, "One call: forward, terms, and the gradient of their sum sent back as a backward pass")
+    figure.parts.append(
+        f'<rect x="150" y="22" width="602" height="82" rx="8" fill="none" stroke="{RULE}" stroke-dasharray="5 4"/>'
+    )
+    figure.text(451, 15, "the client: a server, or a model in this process")
+    terms = {"base loss": ("inline", 146), "a term": ("in a process", 204), "another term": ("behind a service", 262)}
+    for name, (words, top) in terms.items():
+        middle = top + 23
+        figure.arrow([(210, 86), (210, middle - 9), (240, middle - 9)], forward)
+        figure.arrow([(128, 236), (182, 236), *([] if top == 204 else [(182, middle + 9)]), (240, middle + 9)], plain)
+        figure.arrow([(378, middle), *([] if top == 204 else [(414, middle), (414, 227)]), (442, 227)], forward)
+        figure.box(240, top, 138, 46, name, words, color=forward)
+    figure.box(8, 35, 110, 56, "data", "one per text", color=plain)
+    figure.box(8, 208, 120, 56, "references", "teacher, reward", color=plain)
+    figure.arrow([(118, 63), (166, 63)], plain)
+    figure.box(166, 40, 130, 46, "forward", "no gradient yet", color=plain)
+    figure.text(218, 124, "logprobs", anchor="start")
+    figure.box(432, 40, 150, 46, "forward_backward", "a loss of the server", color=plain)
+    figure.box(614, 40, 122, 46, "optim_step", "sent next", color=plain)
+    figure.arrow([(582, 63), (614, 63)], backward)
+    figure.box(442, 199, 130, 56, "total", "base + Σ w·term", color=plain)
+    figure.arrow([(507, 199), (507, 86)], backward)
+    figure.text(519, 140, "−gradient, as weights", anchor="start", strong=True)
+    figure.text(519, 158, "or as advantages, times what the", anchor="start")
+    figure.text(519, 174, "server will divide by", anchor="start")
+    figure.arrow([(572, 227), (622, 227)], forward)
+    figure.box(622, 199, 130, 56, ".custom_loss", "what each did", color=plain)
+    figure.text(600, 300, "terms run where they say,")
+    figure.text(600, 317, "never on the client's event loop")
+    figure.save("custom_loss.svg")
+
+
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)
     draw_shares()
     draw_schedules()
     draw_execution()
+    draw_custom_loss()

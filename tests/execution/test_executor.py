@@ -2,12 +2,14 @@
 
 import asyncio
 import contextvars
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -311,6 +313,47 @@ class TestAsync:
 
         with pytest.raises(pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'):
             pn.Pipeline([sneaky])(np.ones(1))
+
+
+class TestMemory:
+    @pytest.mark.parametrize("place", ["inline", *PLACES])
+    @pytest.mark.parametrize("kind", ["well", "raises", "waits"])
+    @pytest.mark.parametrize("wrt", [None, "x"])
+    def test_inputs_go_with_the_output_and_not_when_python_looks(self, place: Any, kind: str, wrt: Any) -> None:
+        def well(x: Any) -> Any:
+            return (x**2).sum()
+
+        def raises(x: Any) -> Any:
+            raise ValueError("no")
+
+        async def later(x: Any) -> Any:
+            await asyncio.sleep(0)
+            return well(x) if kind == "well" else raises(x)
+
+        async def waits(x: Any) -> Any:
+            await asyncio.sleep(30.0)
+
+        if kind == "waits" and place != "async":
+            pytest.skip("cannot be cancelled there")
+        function = waits if kind == "waits" else later if place == "async" else {"well": well, "raises": raises}[kind]
+        runs = "inline" if place == "async" else place
+        term = pn.Term(function, name="term", runs=runs, on_error="skip", timeout=0.1 if kind == "waits" else 60.0)
+        with pn.Executor(max_workers=1) as executor:
+            for _ in range(2):
+                x = torch.ones(4, requires_grad=True)
+                gc.collect()
+                gc.disable()
+                try:
+                    out = executor.run(pn.Pipeline([term, "l2"]), {"x": x}, wrt=wrt)
+                    out.total.backward()
+                    watched = weakref.ref(x)
+                    del out, x
+                    end = time.monotonic() + 10.0
+                    while watched() is not None and time.monotonic() < end:
+                        time.sleep(0.01)
+                    assert watched() is None
+                finally:
+                    gc.enable()
 
 
 class TestSequential:

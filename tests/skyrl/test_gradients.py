@@ -132,7 +132,7 @@ def test_terms_and_references_are_in_the_gradient(trained: Trained) -> None:
 
 
 def test_requests_that_are_divided_add_up_to_the_same(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penalties.training.surrogates._MOST", 2)
+    monkeypatch.setattr("tinker.lib.public_interfaces.training_client.MAX_CHUNK_LEN", 2)
     expected = trained.reference.gradients(pairwise, trained.data)
     forward_backward_custom(trained.client, trained.data, pairwise, server="skyrl").result(PATIENCE)
     assert trained.length() == pytest.approx(norm(expected), rel=1e-5)

@@ -1,11 +1,13 @@
 """Custom losses through a client: the gradient that reaches the model, and everything beside it."""
 
 import asyncio
+import json
 import os
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 import hypothesis.strategies as st
@@ -81,8 +83,33 @@ class TestTheGradient:
         client, data = RemoteClient(), batch(3, 2)
         forward_backward_custom(client, data, lambda d, lp: (lp[0].sum(), {})).result(60)
         assert client.sent[0][1].loss_fn_inputs["weights"].tolist() == [0.0, 0.0]
-        forward_backward_custom(client, data, lambda d, lp: torch.tensor(3.0)).result(60)
+        # One that reads of the model and has none at all would train nothing, and nobody would know.
+        for lost in (lambda d, lp: torch.tensor(3.0), lambda d, lp: squared(d, lp)[0].detach()):
+            with pytest.raises(pn.GradientError, match="base_loss: its value has no gradient, so that the model would"):
+                forward_backward_custom(client, data, lost)
+        meant = pn.Term(lambda logprobs: logprobs[0].sum(), name="told", differentiable=False)
+        forward_backward_custom(client, data, None, regularizers=[meant]).result(60)
         assert client.sent[1][0].loss_fn_inputs["weights"].tolist() == [0.0, 0.0, 0.0]
+        rests = pn.Term("l2", inputs="logprobs", every=10)
+        forward_backward_custom(client, data, None, regularizers=[rests], step=1).result(60)
+        assert len(client.sent) == 3
+
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_is_taken_whatever_mode_the_caller_is_in(self, mode: Any) -> None:
+        client, data = RemoteClient(), batch(3, 2)
+        with mode():
+            forward_backward_custom(client, data, squared).result(60)
+        assert_trained_alike(client, data, lambda lp: squared(data, lp)[0])
+
+    def test_counts_once_where_a_function_goes_backward_itself(self) -> None:
+        def eager(logprobs: Any) -> Any:
+            value = sum((one**2).sum() for one in logprobs)
+            value.backward(retain_graph=True)
+            return value
+
+        client, data = RemoteClient(), batch(3, 2)
+        forward_backward_custom(client, data, None, regularizers=[eager]).result(60)
+        assert_trained_alike(client, data, lambda lp: sum((one**2).sum() for one in lp))
 
     def test_is_zero_where_terms_read_nothing_of_the_model(self) -> None:
         client, data = RemoteClient(), batch(3, 2)
@@ -106,7 +133,7 @@ class TestTheGradient:
             return sum((one.exp() * one).sum() for one in logprobs)
 
         def whole(logprobs: list[Tensor]) -> Tensor:
-            return loss(data, logprobs) + pn.entropy(torch.cat(logprobs))
+            return loss(data, logprobs) + pn.entropy(torch.cat(logprobs), logits=True)
 
         # A penalty of one input is of the log-probabilities, unless it says of what else.
         forward_backward_custom(client, data, loss, regularizers=["entropy"]).result(60)
@@ -147,20 +174,6 @@ class TestTheGradient:
         term = pn.Term("smooth_l1", weight, inputs="flat_logprobs")
         forward_backward_custom(client, data, loss, regularizers=[term], server=server).result(60)
         assert_trained_alike(client, data, lambda lp: loss(data, lp) + weight * pn.smooth_l1(torch.cat(lp)), rtol=1e-4)
-
-    def test_of_a_server_that_averages_in_several_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from penalties.training import surrogates
-
-        monkeypatch.setattr(surrogates, "_MOST", 2)
-        client, data = RemoteClient(averages=True), batch(3, 5, 2, 4, 1)
-        result = forward_backward_custom(client, data, squared, server="skyrl").result(60)
-        assert [len(one) for one in client.sent] == [2, 2, 1]
-        assert len(result.loss_fn_outputs) == 5
-        assert result.metrics["tokens:mean"] == pytest.approx((2 * 2 + 2 * 2 + 1) / 5)
-        assert_trained_alike(client, data, lambda lp: squared(data, lp)[0])
-        monkeypatch.setattr(surrogates, "_MOST_BYTES", 250)
-        forward_backward_custom(client, data, squared, server="skyrl").result(60)
-        assert [len(one) for one in client.sent[3:]] == [1, 1, 1, 2]
 
 
 class TestWhatTermsRead:
@@ -205,6 +218,56 @@ class TestWhatTermsRead:
         expected = pn.kl_estimate(torch.cat(flat), torch.tensor([-1.0, -1.0, -1.0, -2.0, -2.0]))
         assert found.metrics["kl_estimate"] == pytest.approx(float(expected), rel=1e-5)
 
+    def test_references_from_providers(self) -> None:
+        class Rewards:
+            per_datum = True
+
+            def start(self, client: Any, data: Any, *, step: Any) -> Any:
+                return pn.training.promises.ready([np.float32(1.0), np.float32(2.0)])
+
+        seen: list[Any] = []
+
+        def term(logprobs: Any, reward: Any) -> Any:
+            seen.extend(float(one) for one in reward)
+            return logprobs[0].sum()
+
+        forward_backward_custom(
+            RemoteClient(), batch(2, 3), None, regularizers=[term], references={"reward": Rewards()}
+        ).result(60)
+        assert seen == [1.0, 2.0]
+        Rewards.per_datum = False
+        with pytest.raises(pn.InputError, match='"reward": its provider gave one number per datum; its attribute'):
+            forward_backward_custom(
+                RemoteClient(), batch(2, 3), None, regularizers=[term], references={"reward": Rewards()}
+            )
+
+        class Listed(Rewards):
+            def start(self, client: Any, data: Any, *, step: Any) -> Any:
+                return [1.0, 2.0]
+
+        with pytest.raises(pn.InputError, match='"reward": its provider gave list; expected a concurrent Future'):
+            forward_backward_custom(
+                RemoteClient(), batch(2, 3), None, regularizers=[term], references={"reward": Listed()}
+            )
+        with pytest.raises(pn.InputError, match='reference "reward"'):
+            forward_backward_custom(
+                RemoteClient(), batch(2, 3), None, regularizers=[term], references={"reward": range(3)}
+            )
+
+    def test_a_call_that_failed_has_begun_nothing(self) -> None:
+        client = RemoteClient()
+        initial = {"initial": pn.training.references.initial()}
+
+        def broken(logprobs: Any, initial: Any) -> Any:
+            raise ValueError("no")
+
+        with pytest.raises(pn.TermError, match="broken"):
+            forward_backward_custom(client, [datum(0, 3)], None, regularizers=[broken], references=initial)
+        term = pn.Term("kl_estimate", inputs=("logprobs", "initial"))
+        forward_backward_custom(client, [datum(1, 4)], None, regularizers=[term], references=initial).result(60)
+        with pytest.raises(pn.InputError, match=r"initial: datum 0: is new after the first call"):
+            forward_backward_custom(client, [datum(2, 4)], None, regularizers=[term], references=initial)
+
     def test_prompts_do_not_count_where_a_penalty_takes_a_mask(self) -> None:
         data = [datum(0, 4, weights=[0.0, 0.0, 1.0, 1.0]), datum(1, 2)]
         masked = pn.Term("entropy_estimate", inputs="logprobs")
@@ -215,6 +278,32 @@ class TestWhatTermsRead:
         mask = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
         assert found["entropy_estimate"] == pytest.approx(float(pn.entropy_estimate(flat, mask=mask)), rel=1e-5)
         assert found["every"] == pytest.approx(float(pn.entropy_estimate(flat)), rel=1e-5)
+
+    def test_a_function_that_takes_a_mask_gets_it(self) -> None:
+        data = [datum(0, 4, weights=[0.0, 0.0, 1.0, 1.0]), datum(1, 2)]
+        seen: list[Any] = []
+
+        def lists(logprobs: Any, mask: Any = None) -> Any:
+            seen.append([one.tolist() for one in mask])
+            return logprobs[0].sum()
+
+        def packed(flat_logprobs: Any, *, mask: Any = None) -> Any:
+            seen.append(mask.tolist())
+            return flat_logprobs.sum()
+
+        adapter = pn.Term(pn.training.adapters.entropy, inputs="logprobs")
+        client = RemoteClient()
+        found = forward_backward_custom(client, data, None, regularizers=[lists, packed, adapter]).result(60)
+        assert seen == [[[False, False, True, True], [True, True]], [False, False, True, True, True, True]]
+        flat = torch.cat([client.model.logprobs(one).detach() for one in data])
+        mask = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+        assert found.metrics["entropy"] == pytest.approx(float(pn.entropy_estimate(flat, mask=mask)), rel=1e-5)
+
+    def test_a_reference_that_nobody_reads_is_not_asked_for(self) -> None:
+        client = RemoteClient()
+        unread = {"initial": pn.training.references.initial(), "teacher": [np.zeros(3)]}
+        forward_backward_custom(client, batch(3), squared, references=unread).result(60)
+        assert [name for name, _ in client.calls] == ["forward", "forward_backward"]
 
     def test_candidates_count_where_one_of_them_has_weight(self) -> None:
         seen: list[Any] = []
@@ -258,7 +347,7 @@ class TestWhatTermsRead:
         client.model.head.data.mul_(2.0)
         second = forward_backward_custom(client, data, None, regularizers=terms, state=first.state).result(60)
         plain = sum(float(client.model.logprobs(one).detach().abs().sum()) for one in data)
-        expected = 0.5 * float(first.total.detach()) + 0.5 * plain
+        expected = 0.5 * first.total + 0.5 * plain
         assert second.metrics["total"] == pytest.approx(expected, rel=1e-5)
 
     def test_coroutines(self) -> None:
@@ -299,6 +388,52 @@ class TestRegularizers:
         assert step(0.2) == pytest.approx(2 * step(0.1))
         assert step(0.2) == pytest.approx(2 * step(0.1))
 
+    def test_a_term_over_packed_arrays_shows_as_it_was_given(self) -> None:
+        def ends(logprobs: Any) -> Any:
+            return logprobs[0][-1]
+
+        made = pn.training.objective.objective_of(None, [pn.Term(ends, 0.5)], {}, None, rows=False, local=False)
+        assert repr(made.pipeline["ends"]) == "Term(ends, weight=0.5)"
+
+    def test_dicts_with_objects_in_them_are_the_same_as_long_as_these_are(self) -> None:
+        client, data = RemoteClient(), batch(2, 3)
+        weight = torch.tensor(0.5, requires_grad=True)
+        for _ in range(2):
+            config = [{"fn": "l1", "weight": weight, "inputs": "logprobs"}]
+            forward_backward_custom(client, data, None, regularizers=config).result(60)
+        found = sum(float(client.model.logprobs(one).detach().abs().sum()) for one in data)
+        assert float(weight.grad) == pytest.approx(2 * found, rel=1e-5)
+
+    def test_functions_of_other_numbers_of_parameters_have_to_name_inputs(self) -> None:
+        with pytest.raises(pn.InputError, match='alone: no input is named "y"'):
+            forward_backward_custom(RemoteClient(), batch(2), None, regularizers=[pn.Term(lambda y: y, name="alone")])
+
+    def test_as_dicts_whose_values_change(self) -> None:
+        client, data = RemoteClient(), batch(2, 3)
+        found: list[float] = []
+        for number in range(1, 5):
+            config = [MappingProxyType({"fn": "l1", "weight": np.float32(number), "inputs": ["logprobs"]})]
+            out = forward_backward_custom(client, data, None, regularizers=config).result(60)
+            found.append(out.custom_loss["l1"].weight)
+        assert found == [1.0, 2.0, 3.0, 4.0]
+
+    def test_options_beside_the_three_parameters(self) -> None:
+        seen: list[Any] = []
+
+        def own(d: Any, lp: Any, opts: Any, alpha: float = 0.5) -> Any:
+            seen.append((opts, alpha))
+            return lp[0].sum()
+
+        terms = [pn.Term(own, options={"alpha": 9.0}), pn.Term(own, name="b", options={"opts": {"a": 1}})]
+        forward_backward_custom(RemoteClient(), batch(2), None, regularizers=terms).result(60)
+        assert seen == [({}, 9.0), ({"a": 1}, 0.5)]
+
+    def test_functions_of_c(self) -> None:
+        terms = [pn.Term(torch.sum, name="sum", inputs="flat_logprobs")]
+        client, data = RemoteClient(), batch(2)
+        forward_backward_custom(client, data, None, regularizers=terms).result(60)
+        assert_trained_alike(client, data, lambda lp: torch.cat(lp).sum())
+
     def test_mixed_with_terms(self) -> None:
         config = [{"fn": "l1", "inputs": "logprobs"}, pn.Term("l2", inputs="logprobs")]
         out = forward_backward_custom(RemoteClient(), batch(2), None, regularizers=config).result(60)
@@ -318,7 +453,7 @@ class TestRegularizers:
         from penalties.training import objective
 
         assert len(objective._known) <= objective._KEPT
-        assert len(objective._described) <= objective._KEPT
+        assert len(objective._described) <= 8 * objective._KEPT
 
     def test_a_timeout_for_those_that_have_none(self) -> None:
         def slow(data: Any) -> Any:
@@ -341,6 +476,10 @@ class TestRegularizers:
                 'l1: no input is named "teacher"; there is data, lengths, logprobs, mask$',
             ),
             ([pn.Term("l1", inputs="params")], 'l1: reads "params", which is inside the model'),
+            (
+                [pn.Term("l1", inputs="params.base")],
+                'l1: reads "params.base"; expected "params", a dict of all of them',
+            ),
             ([pn.Term("l1", inputs="hidden.1")], 'l1: reads "hidden.1", which is inside the model'),
         ],
     )
@@ -380,6 +519,23 @@ class TestBase:
         other = forward_backward_custom(RemoteClient(), data, {"fn": "l2", "inputs": "logprobs"}).result(60)
         assert one.metrics["base_loss"] == pytest.approx(other.metrics["base_loss"])
 
+    def test_a_description_that_changes(self) -> None:
+        data = batch(3, 2)
+        reference = {"r": [np.full(3, -2.0), np.full(2, -1.0)]}
+        spec: dict[str, Any] = {"fn": "dpo", "options": {"beta": 0.1}}
+        first = forward_backward_custom(RemoteClient(), data, spec, references=reference).result(60).metrics
+        spec["options"]["beta"] = 1.0
+        second = forward_backward_custom(RemoteClient(), data, spec, references=reference).result(60).metrics
+        assert second["margin"] == pytest.approx(10 * first["margin"], rel=1e-4)
+
+    def test_the_functions_behind_the_names_and_terms_of_them(self) -> None:
+        data = batch(3, 2)
+        reference = {"r": [np.full(3, -2.0), np.full(2, -1.0)]}
+        dpo = forward_backward_custom(RemoteClient(), data, pn.training.losses.dpo, references=reference).result(60)
+        assert dpo.metrics["base_loss"] > 0
+        one = forward_backward_custom(RemoteClient(), data, pn.Term("l1")).result(60)
+        assert one.metrics["base_loss"] > 0
+
     @pytest.mark.parametrize(
         ("loss_fn", "message"),
         [
@@ -403,12 +559,39 @@ class TestTheResult:
         assert future.result(60) is result
         assert result.loss_fn_output_type == "Fake"
         assert result.metrics["mine"] == 7.0
-        assert result.metrics["loss:sum"] == pytest.approx(result.custom_loss.total.item())
+        assert result.metrics["loss:sum"] == pytest.approx(result.custom_loss.total)
         assert result.metrics["loss:sum"] == pytest.approx(result.metrics["total"])
         assert "surrogate_loss:sum" in result.metrics
         assert all(type(number) is float for number in result.metrics.values())
         assert result.custom_loss.to_dict()["regularizers"]["l1"]["weight"] == 0.1
         assert client.calls == [("forward", "cross_entropy"), ("forward_backward", "cross_entropy")]
+
+    def test_numbers_of_terms_are_not_those_of_the_base(self) -> None:
+        def base(data: Any, logprobs: Any) -> Any:
+            return logprobs[0].sum(), {"l1": 7.0, "total": 123.0, "loss:sum": 5.0, "mine": 1.0}
+
+        terms = [pn.Term("l1", 0.5, inputs="logprobs")]
+        found = forward_backward_custom(RemoteClient(), batch(3), base, regularizers=terms).result(60)
+        assert found.metrics["l1"] == pytest.approx(found.custom_loss["l1"].value)
+        assert found.metrics["total"] == found.metrics["loss:sum"] == pytest.approx(found.custom_loss.total)
+        assert (found.metrics["mine"], found.metrics["base_loss/l1"]) == (1.0, 7.0)
+
+    def test_of_clients_that_give_no_futures(self) -> None:
+        class Plain(RemoteClient):
+            def _answer(self, make: Any) -> Any:
+                return make()
+
+        class Coroutines(RemoteClient):
+            def _answer(self, make: Any) -> Any:
+                async def later() -> Any:
+                    return make()
+
+                return later()
+
+        for kind in (Plain, Coroutines):
+            client, data = kind(), batch(3)
+            assert forward_backward_custom(client, data, squared).result(60).metrics["mine"] == 7.0
+            assert_trained_alike(client, data, lambda lp, data=data: squared(data, lp)[0])
 
     def test_an_optimizer_step_sent_next_comes_after_it(self) -> None:
         client = RemoteClient()
@@ -434,7 +617,7 @@ class TestTheResult:
             )
             result = forward_backward_custom(client, batch(3), squared).result(60)
             assert isinstance(result, kind)
-            assert result.custom_loss.total.item() == pytest.approx(result.metrics["loss:sum"])
+            assert result.custom_loss.total == pytest.approx(result.metrics["loss:sum"])
 
     def test_can_be_awaited(self) -> None:
         async def main() -> Any:
@@ -448,19 +631,15 @@ class TestTheResult:
         assert asyncio.run(main()).metrics["mine"] == 7.0
 
     def test_a_late_one_is_a_timeout(self) -> None:
-        client = RemoteClient()
-        go = threading.Event()
-        future = forward_backward_custom(client, batch(3), squared)
-        future.result(60)
-        client.delay = lambda: go.wait(20) and None
-        threading.Timer(0.3, lambda: None).start()
         never: Future[Any] = Future()
-        late = module.CustomLossFuture([never], lambda results: results)
+        late = module.CustomLossFuture(never, lambda result: result)
         with pytest.raises(TimeoutError):
             late.result(0.01)
         with pytest.raises(TimeoutError):
             asyncio.run(late.result_async(0.01))
-        go.set()
+        # Who waited in its own thread ends, too.
+        never.set_result(3)
+        assert late.result(60) == 3
 
 
 class TestAsync:
@@ -487,6 +666,34 @@ class TestAsync:
 
         asyncio.run(main())
         assert len(gaps) > 10
+
+    def test_modes_of_the_thread_are_not_ours_to_change(self) -> None:
+        async def main() -> None:
+            with torch.no_grad():
+                await forward_backward_custom_async(RemoteClient(), batch(3), squared)
+
+        with pytest.raises(pn.GradientError, match="was awaited inside torch.no_grad"):
+            asyncio.run(main())
+
+    def test_one_that_is_cancelled_before_the_forward_is_there_runs_nothing(self) -> None:
+        client, ran, go = RemoteClient(), [], threading.Event()
+        client.delay = lambda: go.wait(20) and None
+
+        def term(logprobs: Any) -> Any:
+            ran.append(1)
+            return logprobs[0].sum()
+
+        async def main() -> None:
+            call = asyncio.create_task(forward_backward_custom_async(client, batch(3), squared, regularizers=[term]))
+            await asyncio.sleep(0.2)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            go.set()
+            await asyncio.sleep(0.3)
+
+        asyncio.run(main())
+        assert ran == []
 
     def test_one_that_is_cancelled_sends_nothing(self) -> None:
         client = RemoteClient()
@@ -550,12 +757,56 @@ class TestBadInput:
             ({"references": [1]}, "a dict from names"),
             ({"references": {1: []}}, "names, each a string"),
             ({"references": {"mask": [1.0]}}, "another name"),
+            ({"references": {"step": [1.0]}}, "another name"),
+            ({"references": {"": [1.0]}}, "another name"),
+            ({"server": ["x"]}, "server="),
+            ({"timeout": [1]}, "timeout="),
             ({"references": {"teacher": [np.zeros(2)]}}, "teacher.*datum 0"),
         ],
     )
     def test_options(self, arguments: Any, message: str) -> None:
         with pytest.raises(pn.PenaltiesError, match=message):
             forward_backward_custom(RemoteClient(), [datum(0, 3)], squared, **arguments)
+
+    @pytest.mark.parametrize(
+        ("targets", "message"),
+        [
+            ([[1], [2, 3]], "datum 0: its target_tokens: an array: .*expected rows of one length"),
+            ({"shape": [2]}, "datum 0: its target_tokens: an array: got no data; expected numbers"),
+            ({"data": [1, 2], "dtype": "int64", "shape": [3]}, "as many numbers as the shape has places"),
+        ],
+    )
+    def test_targets_of_other_clients(self, targets: Any, message: str) -> None:
+        class Theirs:
+            model_input = ModelInput.from_ints([1, 2])
+            loss_fn_inputs = {"target_tokens": targets}  # noqa: RUF012
+
+        with pytest.raises(pn.InputError, match=message):
+            forward_backward_custom(RemoteClient(), [Theirs()], squared)
+
+    def test_data_of_other_clients(self) -> None:
+        class Theirs:
+            def __init__(self, model_input: Any, loss_fn_inputs: Any) -> None:
+                self.model_input, self.loss_fn_inputs = model_input, loss_fn_inputs
+
+        data = [Theirs(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+        client = RemoteClient()
+        forward_backward_custom(client, data, squared).result(60)
+        assert_trained_alike(client, data, lambda lp: squared(data, lp)[0])
+
+    def test_logits_that_are_not_said_to_be_some(self) -> None:
+        with pytest.raises(pn.PenaltiesError, match="these are logits, and no log-probabilities"):
+            pn.training.objective.objective_of(
+                None, [pn.Term("entropy", inputs="logits")], {}, None, rows=False, local=True
+            )
+
+    def test_a_gradient_too_large_to_be_sent(self) -> None:
+        client = RemoteClient(averages=True)
+        with pytest.raises(pn.NonFiniteError, match="datum 0: the gradient of the loss is too large to be sent"):
+            forward_backward_custom(
+                client, batch(3, 2), lambda d, lp: 1e38 * (lp[0] - lp[0].detach()).sum(), server="skyrl"
+            )
+        assert [name for name, _ in client.calls] == ["forward"]
 
     def test_a_client_that_lacks_a_method(self) -> None:
         class Sampler:
@@ -596,7 +847,7 @@ class TestBadInput:
         client = RemoteClient(averages=True)
         with pytest.raises(pn.InputError, match="datum 0: has 3 targets at each place"):
             forward_backward_custom(client, [datum(0, 2, 3)], lambda d, lp: lp[0].sum(), server="skyrl")
-        assert [name for name, _ in client.calls] == ["forward"]
+        assert client.calls == []
 
     @pytest.mark.parametrize(
         ("outputs", "message"),
@@ -604,6 +855,8 @@ class TestBadInput:
             (None, "the client gave NoneType; expected an output"),
             ([], "the client gave 0 outputs for 2 data"),
             ([{"logprobs": [-1.0] * 3}, {}], "datum 1: the forward gave nothing; expected logprobs"),
+            ([None, {}], "datum 0: the forward gave NoneType; expected logprobs"),
+            ([{"logprobs": [[-1.0], [1.0, 2.0]]}, {}], "datum 0: the logprobs of the forward: an array"),
             ([{"logprobs": [-1.0]}, {}], r"datum 0: the forward gave logprobs of shape \(1,\) for targets \(3,\)"),
             ([{"logprobs": [-1.0, np.nan, 0.0]}, {}], "datum 0: the forward gave nan among its logprobs"),
             ([{"logprobs": [-1.0, -np.inf, 0.0]}, {}], "datum 0: the forward gave inf among its logprobs"),
@@ -648,29 +901,54 @@ class TestBadInput:
 class TestEvents:
     def test_start_stop_and_exception(self) -> None:
         heard: list[Any] = []
-        handler = pn.telemetry.attach(
-            lambda *event: heard.append(event),
-            ["custom_loss.start", "custom_loss.stop", "custom_loss.exception"],
-        )
+        handler = pn.telemetry.attach(lambda *event: heard.append(event))
         try:
             terms = [pn.Term("l1", 0.1, inputs="logprobs")]
-            forward_backward_custom(RemoteClient(), batch(3, 2), squared, regularizers=terms, track_grad_norms=True)
+            forward_backward_custom(
+                RemoteClient(), batch(3, 2), squared, regularizers=terms, track_grad_norms=True, step=4
+            )
             with pytest.raises(pn.TermError):
                 forward_backward_custom(RemoteClient(), batch(3), lambda d, lp: 1 / 0)
         finally:
             pn.telemetry.detach(handler)
-        assert [name for name, _, _ in heard] == [
+        ours = [(name, *rest) for name, *rest in heard if name.startswith("custom_loss")]
+        assert [name for name, _, _ in ours] == [
             "custom_loss.start",
             "custom_loss.stop",
             "custom_loss.start",
             "custom_loss.exception",
         ]
-        about = {"model_id": "fake", "data_count": 2, "regularizer_count": 1, "track_grad_norms": True}
-        assert heard[0][2] == about
-        stop = heard[1][1]
-        assert set(stop) == {"duration", "loss_total", "regularizer_total", "total_grad_norm"}
-        assert float(stop["total_grad_norm"]) > 0
-        assert "ZeroDivisionError" in str(heard[3][2]["reason"])
+        about = {"model_id": "fake", "data_count": 2, "regularizer_count": 1, "track_grad_norms": True, "step": 4}
+        start, stop = ours[0], ours[1]
+        assert set(start[1]) == {"time", "monotonic_time"}
+        assert {name: start[2][name] for name in about} == about
+        assert set(stop[1]) == {"duration", "loss_total", "regularizer_total", "total_grad_norm"}
+        assert float(stop[1]["total_grad_norm"]) > 0
+        assert stop[2]["output"].names == ("base_loss", "l1")
+        # One number for the whole and for the pipeline inside it, another for the next.
+        assert len({metadata["call"] for _, _, metadata in heard}) == 2
+        assert "ZeroDivisionError" in str(ours[3][2]["error"])
+
+    def test_a_sink_counts_each_call_once(self, tmp_path: Any) -> None:
+        path = tmp_path / "events.jsonl"
+        with pn.telemetry.JSONLines(path):
+            for _ in range(2):
+                forward_backward_custom(RemoteClient(), batch(3, 2), squared).result(60)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        stops = [(line["event"], line["step"]) for line in lines if line["event"].endswith("stop")]
+        assert stops == [("pipeline.stop", 0), ("custom_loss.stop", 0), ("pipeline.stop", 1), ("custom_loss.stop", 1)]
+
+    def test_a_pipeline_inside_a_term_has_a_number_of_its_own(self) -> None:
+        def nested(flat_logprobs: Any) -> Any:
+            return pn.Pipeline(["l2"])(flat_logprobs).total
+
+        calls: list[Any] = []
+        handler = pn.telemetry.attach(lambda event, measured, about: calls.append(about["call"]), "pipeline.stop")
+        try:
+            forward_backward_custom(RemoteClient(), batch(3, 2), squared, regularizers=[nested])
+        finally:
+            pn.telemetry.detach(handler)
+        assert len(set(calls)) == 2
 
 
 def test_the_shared_executor_is_made_again_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

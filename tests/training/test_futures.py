@@ -71,6 +71,28 @@ def test_a_cancelled_waiter_cancels_nothing_else() -> None:
     assert asyncio.run(main()) == 2
 
 
+def test_a_result_that_comes_after_its_loop_is_closed_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    source: Future[int] = Future()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await TrainingFuture(source).result_async(timeout=0.01)
+
+    asyncio.run(main())
+    source.set_result(1)
+    assert caplog.records == []
+
+
+def test_an_error_is_raised_where_it_is_awaited() -> None:
+    async def main() -> None:
+        source: Future[int] = Future()
+        threading.Timer(0.02, source.set_exception, [ValueError("no")]).start()
+        with pytest.raises(ValueError, match="no"):
+            await TrainingFuture(source)
+
+    asyncio.run(main())
+
+
 def test_then_maps_before_and_after_the_result_is_there() -> None:
     source: Future[int] = Future()
     early = TrainingFuture(source).then(lambda x: x + 1).then(str)

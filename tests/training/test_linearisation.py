@@ -156,7 +156,7 @@ def test_candidates(client: LocalTrainingClient, way: str) -> None:
 
     def loss(logprobs: list[Tensor], **_: Any) -> Tensor:
         value, _ = pn.training.losses.reverse_kl(data, logprobs, teacher)
-        return value + pn.entropy(torch.cat(logprobs))
+        return value + pn.entropy(torch.cat(logprobs), logits=True)
 
     assert_same(client, plain(client, data, loss))
 
@@ -248,6 +248,24 @@ def test_of_another_thread_or_loop(client: LocalTrainingClient) -> None:
 
     asyncio.run(main())
     assert_same(client, plain(client, data, lambda lp, **_: nonlinear(data, lp)))
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("params", "the parameter .*lora_B"), ("logits", "datum 1, logits"), ("hidden.1", "datum 1, hid")],
+)
+def test_gradients_that_are_not_finite_are_kept_from_the_model(
+    client: LocalTrainingClient, name: str, where: str
+) -> None:
+    def steep(given: Any) -> Tensor:
+        if name == "params":
+            return (0 * given[next(key for key in given if "lora_B" in key)]).square().sum().sqrt()
+        return (0 * given[1]).abs().sqrt().sum()
+
+    data = [datum(text) for text in TEXTS]
+    with pytest.raises(pn.NonFiniteError, match=f"{where}.*: the gradient of the loss is nan there; nothing was sent"):
+        forward_backward_custom(client, data, nonlinear, regularizers=[pn.Term(steep, inputs=name)])
+    assert all(parameter.grad is None for parameter in client.parameters().values())
 
 
 def test_a_layer_that_is_not_there(client: LocalTrainingClient) -> None:

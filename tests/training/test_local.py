@@ -429,6 +429,8 @@ def test_importance_sampling_says_what_it_needs(client: LocalTrainingClient, giv
 def test_losses_by_name_and_their_options(client: LocalTrainingClient) -> None:
     with pytest.raises(OptionError, match='forward_backward: loss_fn="ppo"; expected "cross_entropy" or "importance'):
         client.forward_backward([GOOD], "ppo")
+    with pytest.raises(OptionError, match="loss_fn="):
+        client.forward_backward([GOOD], ["ppo"])  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="forward: loss_fn="):
         client.forward([GOOD], "mse")
     with pytest.raises(OptionError, match="loss_fn_config={'clip': 1.0}; expected none: cross_entropy has no options"):
@@ -443,6 +445,13 @@ def test_losses_by_name_and_their_options(client: LocalTrainingClient) -> None:
         ({"alpha": 0.5}, "alpha=0.5; expected a whole number"),
         ({"seed": "x"}, 'seed="x"; expected a whole number'),
         ({"batch_size": 0}, "batch_size=0; expected a whole number of at least 1"),
+        ({"seed": 2**70}, "expected a whole number of 64 bits"),
+        ({"checkpoints": None}, "checkpoints=None; expected a folder"),
+        pytest.param(
+            {"device": "cuda"},
+            'device="cuda"; expected a device of torch that is there',
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has one"),
+        ),
         ({"device": "tpu9"}, 'device="tpu9"; expected a device of torch'),
         ({"dtype": "int64"}, 'dtype="int64"; expected "float32", "bfloat16" or another floating dtype'),
         ({"dtype": "nothing"}, 'dtype="nothing"'),

@@ -130,6 +130,9 @@ def test_a_name_is_taken_once_unless_it_is_to_be_overwritten(tmp_path: Path) -> 
         assert [path.name for path in tmp_path.iterdir()] == ["one"]
         with pytest.raises(OptionError, match="overwrite=1; expected True or False"):
             client.save_state("one", overwrite=1)  # pyright: ignore[reportArgumentType]
+        for name in (None, ""):
+            with pytest.raises(OptionError, match="name=.*; expected the name of a checkpoint, or its folder"):
+                client.save_state(name)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -148,6 +151,44 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             client.save_state("one", overwrite=overwrite).result(WAIT)
         assert [(path, path.read_bytes()) for path in sorted(tmp_path.rglob("*.*")) if path.is_file()] == before
         assert not list(tmp_path.glob(".*"))
+
+
+def test_an_old_checkpoint_stays_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny(checkpoints=tmp_path) as client:
+        client.save_state("one").result(WAIT)
+        at = weights(client)
+        train(client, 0)
+        real = Path.rename
+
+        def rename(path: Path, target: Path) -> Path:
+            if path.suffix == ".part":
+                raise OSError("busy")
+            return real(path, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+        with pytest.raises(OSError, match="busy"):
+            client.save_state("one", overwrite=True).result(WAIT)
+        with pytest.raises(OSError, match="busy"):
+            client.save_state("two").result(WAIT)
+        assert [path.name for path in tmp_path.iterdir()] == ["one"]
+        client.load_state("one").result(WAIT)
+        assert_same(weights(client), at)
+
+
+def test_a_kill_while_saving_loses_nothing_and_the_next_save_cleans_up(tmp_path: Path) -> None:
+    with tiny(checkpoints=tmp_path) as client:
+        client.save_state("a[b]").result(WAIT)
+        at = weights(client)
+        # As it is between the two steps of overwriting.
+        (tmp_path / "a[b]").rename(tmp_path / ".a[b].x1.old")
+        (tmp_path / ".a[b].x1.part").mkdir()
+        train(client, 0)
+        client.load_state("a[b]").result(WAIT)
+        assert_same(weights(client), at)
+        client.save_state("a[b]").result(WAIT)
+        assert [path.name for path in tmp_path.iterdir()] == ["a[b]"]
 
 
 # What is wrong.

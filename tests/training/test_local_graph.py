@@ -205,6 +205,13 @@ def test_unknown_reads_are_refused(client: LocalTrainingClient, name: Any) -> No
         client.forward_with_graph(data(3), reads=(name,))
 
 
+def test_one_name_is_as_good_as_a_list(client: LocalTrainingClient) -> None:
+    graph = client.forward_with_graph(data(3), reads="logits").result(WAIT)
+    assert "logits" in graph.inputs
+    with pytest.raises(InputError, match="got int as the gradient of logits; expected a list, one a datum"):
+        graph.backward({"logits": 3})
+
+
 def test_bad_data_is_refused_by_its_number(client: LocalTrainingClient) -> None:
     with pytest.raises(InputError, match="at least one datum"):
         client.forward_with_graph([])

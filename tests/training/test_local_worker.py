@@ -1,4 +1,5 @@
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -63,6 +64,14 @@ def test_closing_from_inside_does_not_wait_for_itself() -> None:
 
 def test_one_that_never_worked_can_be_closed() -> None:
     Worker("test").close()
+
+
+def test_a_fork_is_told_that_there_is_no_thread_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Worker("test") as worker:
+        worker.submit(lambda: 1).result(WAIT)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="this test belongs to the process that made it; make a new one in this"):
+            worker.submit(lambda: 1)
 
 
 def test_a_cancelled_operation_is_not_done() -> None:

@@ -122,7 +122,7 @@ def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "penalties-reference"]
+    return [thread for thread in threading.enumerate() if thread.name == "penalties-promise"]
 
 
 BATCH = [datum([1, 2, 3]), datum([4]), datum([5, 6])]
@@ -130,11 +130,12 @@ BATCH = [datum([1, 2, 3]), datum([4]), datum([5, 6])]
 
 @pytest.fixture(autouse=True)
 def _no_thread_stays() -> Any:
+    before = set(threads())
     yield
     end = time.monotonic() + WAIT
-    while threads() and time.monotonic() < end:
+    while set(threads()) - before and time.monotonic() < end:
         time.sleep(0.005)
-    assert not threads()
+    assert not set(threads()) - before
 
 
 PROVIDERS: dict[str, Callable[[], Any]] = {
@@ -333,7 +334,10 @@ class TestInitial:
     def test_a_new_datum_after_the_first_step_is_refused(self) -> None:
         provider, client = references.initial(), Client()
         got(provider.start(client, BATCH[:1], step=0))
-        with pytest.raises(pn.InputError, match=r"initial: datum 1: is new, .* call prepare\(client, data\) with all"):
+        with pytest.raises(
+            pn.InputError,
+            match=r"initial: datum 1: is new after the first call, .* call prepare\(client, data\) with all",
+        ):
             got(provider.start(client, BATCH[:2], step=1))
         with pytest.raises(pn.InputError, match="initial: datum 0: is new"):
             provider.prepare(client, BATCH[2:])
@@ -808,7 +812,7 @@ class TestChecked:
 
 class TestPromises:
     def test_who_cancels_first_is_obeyed(self) -> None:
-        from penalties.training import references_asking
+        from penalties.training import promises
 
         began: list[int] = []
         kept: list[Any] = []
@@ -820,7 +824,7 @@ class TestPromises:
         original = threading.Thread
         threading.Thread = Held  # type: ignore[misc]
         try:
-            future = references_asking.promise(lambda: began.append(1))
+            future = promises.promise(lambda: began.append(1))
         finally:
             threading.Thread = original  # type: ignore[misc]
         assert future.cancel()

@@ -195,9 +195,10 @@ class TestRaises:
         with pytest.raises((tinker.APIError, ValueError)):
             step(client)
         assert all(sdk.server.count(operation) <= 1 for operation in SUBMITTED)
-        sdk.server.executed.clear()
         step(client)
-        assert operations(sdk.server) == list(SUBMITTED)
+        # One that was carried out although its answer was lost may be so only now.
+        assert operations(sdk.server)[-len(SUBMITTED) :] == list(SUBMITTED)
+        assert all(sdk.server.count(operation) <= 2 for operation in SUBMITTED)
 
     def test_a_refused_backward_is_an_error_and_so_is_the_step_that_waits_for_it(
         self, sdk: Connected, client: Any

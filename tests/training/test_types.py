@@ -50,6 +50,15 @@ def test_a_datum_makes_arrays_of_lists() -> None:
     assert (datum.model_input.to_ints(), datum.model_input.length) == ([1, 2], 2)
 
 
+@pytest.mark.parametrize("tokens", [[2.9, 3.2], [float("nan")], ["a"]])
+def test_tokens_are_whole(tokens: Any) -> None:
+    for make in (ModelInput.from_ints, lambda given: Datum(ModelInput.from_ints([1]), {"target_tokens": given})):
+        with pytest.raises(pn.InputError, match="expected tokens, which are whole numbers"):
+            make(tokens)
+    assert ModelInput.from_ints([]).length == 0
+    assert ModelInput.from_ints([2.0]).to_ints() == [2]
+
+
 class Theirs:
     """As an SDK has it, that knows nothing of NumPy."""
 

@@ -136,7 +136,11 @@ class _Running:
             self._waited = waited
             if self._cancelled:
                 waited.cancel()
-        found = waited.result()
+        try:
+            found = waited.result()
+        finally:
+            # Its context knows of this, which would know of it: in a circle its graph would live until Python looks.
+            self._coroutine = self._waited = None
         if isinstance(found, _Ended):
             raise found.error
         return found
@@ -182,7 +186,8 @@ class _Running:
             self.thread.cancel()
             return False
         waited.cancel()
-        return self._on is not None and self.place.left(self._coroutine, self._on)
+        coroutine, self._coroutine = self._coroutine, None
+        return self._on is not None and self.place.left(coroutine, self._on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +214,11 @@ class _InModes:
                     waited_for = steps.send(sent) if thrown is None else steps.throw(thrown)
             except StopIteration as end:
                 return end.value
+            finally:
+                # It knows of this frame.
+                thrown = None
             try:
-                sent, thrown = (yield waited_for), None
+                sent = yield waited_for
             except GeneratorExit:
                 steps.close()
                 raise

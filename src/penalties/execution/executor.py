@@ -155,24 +155,22 @@ class Executor:
         keeping = [asyncio.ensure_future(_promise(value, promised[name])) for name, value in awaited.items()]
         given = promised.get("input", *positional) if positional else {**named, **promised}
         run, modes, context = Run(self), Modes(), contextvars.copy_context()
-        found: Future[LossOutput] = Future()
+        # What went wrong is a result, too: who is cancelled never asks, and asyncio would say so.
+        found: Future[tuple[LossOutput | None, BaseException | None]] = Future()
 
         def work() -> None:
             try:
                 with modes():
                     output = context.run(self._run, run, pipeline, given, wrt, weights, step, state, cosines)
             except BaseException as error:
-                found.set_exception(error)
+                found.set_result((None, error))
             else:
-                found.set_result(output)
+                found.set_result((output, None))
 
         threading.Thread(target=work, name="penalties-run", daemon=True).start()
-        wrapped = asyncio.wrap_future(found, loop=loop)
         try:
-            return await asyncio.shield(wrapped)
+            output, error = await asyncio.shield(asyncio.wrap_future(found, loop=loop))
         except asyncio.CancelledError:
-            # Nobody will ask what came of it.
-            wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
             await loop.run_in_executor(None, run.cancel)
             raise
         finally:
@@ -180,6 +178,10 @@ class Executor:
                 one.cancel()
             for promise in promised.values():
                 promise.cancel()
+        if error is not None:
+            raise error
+        assert output is not None, "without an error there is one"
+        return output
 
     def close(self) -> None:
         """Stop everything that still runs, and leave nothing behind. Closing twice does nothing."""

@@ -81,6 +81,8 @@ class Run:
         """Every term's row and new state, in order, and the failure to raise once the output is made."""
         if compiling():
             raise BackendError("Executor.run: called inside torch.compile; call it outside")
+        if self.cancelled:
+            raise TermError(jobs[0][0].name if jobs else "", "was cancelled")
         special = call.heard or call.quiet or self.sequential or call.gradients or self.early
         if not special and all(job[0].usual for job in jobs):
             return self._usual(call, jobs, inputs)
@@ -165,6 +167,8 @@ class Run:
         for place, (term, weight, before) in enumerate(jobs):
             if place in away:
                 continue
+            if self.cancelled:
+                raise TermError(term.name, "was cancelled")
             one = found[place]
             early = self.early.get(term.name)
             if early is not None and (call.gradients is None or not early.has_graph):

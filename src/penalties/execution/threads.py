@@ -85,6 +85,7 @@ class Threads:
                 running.finished = time.monotonic()
                 left = running.left
                 if left:
+                    running.forget()
                     self._abandoned -= 1
                     self._threads.discard(threading.current_thread())
                 else:
@@ -150,8 +151,8 @@ class RunningThread:
         self.task: Task | None = task
         self.name: str = task.term.name
         self.timeout: float = task.timeout
-        self.waiter = waiter
-        self.context: contextvars.Context = contextvars.copy_context()
+        self.waiter: Any = waiter
+        self.context: contextvars.Context | None = contextvars.copy_context()
         self.started: float | None = None
         self.finished: float | None = None
         self.left = False
@@ -162,16 +163,18 @@ class RunningThread:
 
     def run(self) -> None:
         """Evaluate the term, in the thread of the place."""
-        task = self.task
+        task, context = self.task, self.context
         assert task is not None, "run once"
+        assert context is not None, "run once"
         if not self.cancelled:
             self.started = time.monotonic()
             try:
-                self._evaluation = self.context.run(self._evaluated, task)
+                self._evaluation = context.run(self._evaluated, task)
             except BaseException as error:
                 self._error = error
-        # Inputs and graphs are not kept alive by who only waits for the result.
-        self.task = None
+        # Inputs and graphs are not kept alive by who only waits for the result, nor by who waits for a coroutine of it,
+        # who holds this: in a circle they would live until Python looks for those.
+        self.task = self.context = self.waiter = None
 
     def _evaluated(self, task: Task) -> Evaluation:
         assert task.modes is not None, "captured for threads"
@@ -203,8 +206,13 @@ class RunningThread:
             raise TermTimeoutError(self.name, f"took {took:.3g} s; expected at most {self.timeout:g} s")
         if self._error is not None:
             raise _as_term_error(self.name, self._error)
-        assert self._evaluation is not None, "it ended without an error"
-        return self._evaluation
+        evaluation, self._evaluation = self._evaluation, None
+        assert evaluation is not None, "it ended without an error, and is asked for once"
+        return evaluation
+
+    def forget(self) -> None:
+        """Let go of what came of it: nobody will ask."""
+        self._evaluation = self._error = None
 
     def _late(self) -> None:
         if not self.place.leave(self):

@@ -3,7 +3,9 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..backends import Backend, owner
@@ -22,13 +24,27 @@ from .tiles import in_tiles
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["Call", "Job", "Runner", "failed_row", "guarded"]
+__all__ = ["Call", "Job", "Runner", "failed_row", "guarded", "numbered"]
 
 _calls: Final = itertools.count(1)
+_whole: Final[ContextVar[int | None]] = ContextVar("call", default=None)
+"""The number of what the next call is a part of."""
+
 _UNHEARD: Final[tuple[float, dict[str, Any]]] = (0.0, {})
 
 Job: TypeAlias = tuple[Term, Weight, Any]
 """A term to be evaluated, its weight in this call, and its state before."""
+
+
+@contextmanager
+def numbered() -> Generator[int]:
+    """The number of a whole that the pipeline's call in it shares."""
+    number = next(_calls)
+    token = _whole.set(number)
+    try:
+        yield number
+    finally:
+        _whole.reset(token)
 
 
 class Call:
@@ -52,8 +68,11 @@ class Call:
         if not self.heard:
             return
         self.began: float = time.perf_counter()
+        number = _whole.get()
+        # What terms call themselves is no part of it.
+        _whole.set(None)
         self.metadata: dict[str, Any] = {
-            "call": next(_calls),
+            "call": next(_calls) if number is None else number,
             "pipeline": self.pipeline.name,
             "term_count": sum(term.enabled for term in self.pipeline.terms),
             "step": self.step,
@@ -209,9 +228,12 @@ def guarded(
 def failed_row(term: Term, weight: Weight, error: BaseException) -> Row:
     """The row of a term that has an error in place of a value."""
     # Without the frames, which would keep the inputs alive as long as the output.
-    for one in (error, error.__cause__):
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
         if one is not None:
             one.__traceback__ = None
+            chain += [one.__cause__, None if one.__context__ is one.__cause__ else one.__context__]
     return term.name, None, weight, None, None, NOTHING, NOTHING, None, error
 
 

@@ -1,13 +1,13 @@
 """A batch of data, read and checked once: targets, lengths, and which places count."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ..errors import InputError, NonFiniteError
-from ..functional import entropy, entropy_estimate, js_divergence, kl_divergence, kl_estimate
-from .objective import PACKED, Objective
+from ..functional import entropy, entropy_estimate, kl_divergence, kl_estimate
+from .objective import DISTRIBUTIONS, PACKED, Objective
 from .reading import numpy_of, targets_of, weights_of
 
 __all__ = ["Batch", "logprobs_of"]
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
         for term in (*objective.pipeline.terms, *([] if base is None else [base])):
             if PACKED not in term.inputs.values():
                 continue
-            if self.candidates is None and term.fn in _OF_DISTRIBUTIONS:
+            if self.candidates is None and term.fn in DISTRIBUTIONS:
                 instead = {kl_divergence: "kl_estimate", entropy: "entropy_estimate"}.get(term.fn)
                 hint = f'; "{instead}" estimates it from them' if instead else ""
                 raise InputError(
@@ -68,7 +68,6 @@ class Batch(NamedTuple):
                 )
 
 
-_OF_DISTRIBUTIONS = (kl_divergence, js_divergence, entropy)
 _OF_SAMPLES = (kl_estimate, entropy_estimate)
 
 
@@ -84,9 +83,13 @@ def logprobs_of(output: Any, batch: Batch) -> list[np.ndarray[Any, Any]]:
         raise InputError(f"forward: the client gave {len(listed)} outputs for {len(batch.data)} data")
     found: list[np.ndarray[Any, Any]] = []
     for place, (one, shape) in enumerate(zip(listed, batch.shapes, strict=True)):
-        if "logprobs" not in one:
-            raise InputError(f"datum {place}: the forward gave {', '.join(one) or 'nothing'}; expected logprobs")
-        array = numpy_of(one["logprobs"])
+        if not isinstance(one, Mapping) or "logprobs" not in one:
+            there = ", ".join(cast("Mapping[str, Any]", one)) if isinstance(one, Mapping) else type(one).__name__
+            raise InputError(f"datum {place}: the forward gave {there or 'nothing'}; expected logprobs")
+        try:
+            array = numpy_of(cast("Any", one["logprobs"])).astype(np.float32)
+        except InputError as error:
+            raise InputError(f"datum {place}: the logprobs of the forward: {error}") from error
         if array.size != int(np.prod(shape)):
             raise InputError(f"datum {place}: the forward gave logprobs of shape {array.shape} for targets {shape}")
         array = array.reshape(shape)

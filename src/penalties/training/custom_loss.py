@@ -1,6 +1,8 @@
 """Training with a loss of one's own through any client: forward, our terms, and the gradient sent back."""
 
 import asyncio
+import contextlib
+import functools
 import os
 import threading
 import time
@@ -10,16 +12,19 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ..errors import InputError, MissingLibraryError, NonFiniteError, OptionError
+from ..errors import GradientError, InputError, MissingLibraryError, NonFiniteError, OptionError
 from ..execution.executor import Executor
 from ..functional.options import check_flag
+from ..pipeline.call import numbered
 from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
 from .batch import Batch, logprobs_of
 from .merging import CustomLossFuture, merged
 from .objective import FLAT, PACKED, objective_of
+from .promises import fulfil, then
 from .references import Provider, checked
+from .references_asking import waited
 from .surrogates import FORWARD, forward_data, surrogate_of
 
 __all__ = ["forward_backward_custom", "forward_backward_custom_async"]
@@ -50,10 +55,18 @@ def forward_backward_custom(
     The forward is awaited here, terms run where they say, and the call gives back when the backward has been sent, so
     that an `optim_step` sent next comes after it. The result is the client's own, with `.custom_loss`, the
     `LossOutput`, and its numbers among the metrics. Nothing runs on the client's event loop.
+
+    >>> from penalties.training import AdamParams, Datum, LocalTrainingClient, ModelInput, forward_backward_custom
+    >>> data = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+    >>> with LocalTrainingClient("tiny") as client:
+    ...     passed = forward_backward_custom(client, data, "cross_entropy", regularizers=["l1"])
+    ...     stepped = client.optim_step(AdamParams(learning_rate=1e-3))
+    ...     passed.result().custom_loss.names
+    ('base_loss', 'l1')
     """
-    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server)
-    with call:
-        inputs = call.begin(step)
+    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
+    with call, _torch().inference_mode(False), _torch().enable_grad():
+        inputs = call.begin()
         output = call.executor.run(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
         )
@@ -78,10 +91,24 @@ async def forward_backward_custom_async(
     """As `forward_backward_custom`, without blocking the event loop.
 
     Where the awaiting task is cancelled before the backward was sent, it is not sent.
+
+    >>> import asyncio
+    >>> from penalties.training import Datum, LocalTrainingClient, ModelInput, forward_backward_custom_async
+    >>> async def step(client, data):
+    ...     passed = await forward_backward_custom_async(client, data, "cross_entropy")
+    ...     return (await passed).metrics["mean_nll"]
+    >>> data = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})]
+    >>> with LocalTrainingClient("tiny") as client:
+    ...     asyncio.run(step(client, data)) > 0
+    True
     """
-    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server)
+    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
+    if not _torch().is_grad_enabled():
+        # A mode of this thread, which other tasks run in too: it is not ours to change while they do.
+        raise GradientError("forward_backward_custom_async: was awaited inside torch.no_grad(); await it outside")
     with call:
-        inputs = call.begin(step)
+        # In a thread: a provider of somebody else's may take its time.
+        inputs = await asyncio.to_thread(call.begin)
         output = await call.executor.run_async(
             call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
         )
@@ -102,6 +129,7 @@ class _Call:
         executor: Any,
         timeout: float | None,
         server: str,
+        step: Any,
     ) -> None:
         self.client = client
         self.local = hasattr(client, "forward_with_graph")
@@ -116,6 +144,11 @@ class _Call:
         rows = self.batch.candidates is not None
         self.objective = objective_of(loss_fn, regularizers, packable, timeout, rows=rows, local=self.local)
         self.batch.check(self.objective)
+        if self.batch.candidates is not None and not (self.surrogate.rows or self.local):
+            raise InputError(
+                f'datum 0: has {self.batch.candidates} targets at each place; server="{server}" is sent its gradient '
+                f"by {self.surrogate.loss_fn}, which takes one"
+            )
         self.leaves: dict[str, Any] = {}
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
@@ -128,35 +161,50 @@ class _Call:
             "data_count": len(self.batch.data),
             "regularizer_count": len(self.objective.pipeline),
             "track_grad_norms": bool(track_grad_norms),
+            "step": step,
         }
         self._began = 0.0
+        self._started: list[tuple[Any, Future[Any]]] = []
+        self._sent = False
+        self._heard = False
+        self._numbered = contextlib.ExitStack()
 
     # What others hear of it.
 
     def __enter__(self) -> "_Call":
         self._began = time.perf_counter()
-        if events.handlers:
-            events.emit("custom_loss.start", {"system_time": time.time()}, self._metadata)
+        # Who attaches in the middle of a call hears of the next one.
+        self._heard = len(events.handlers) > 0
+        if self._heard:
+            self._metadata["call"] = self._numbered.enter_context(numbered())
+            started = {"time": time.time(), "monotonic_time": time.monotonic()}
+            events.emit("custom_loss.start", started, self._metadata)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and events.handlers:
-            measurements = {"duration": time.perf_counter() - self._began}
-            events.emit("custom_loss.exception", measurements, {**self._metadata, "reason": error})
+        self._numbered.close()
+        if not self._sent:
+            # Nothing was trained: providers that count steps forget this one.
+            for provider, started in self._started:
+                if callable(getattr(provider, "undo", None)):
+                    provider.undo(started)
+        if error is not None and self._heard:
+            measured = {"duration": time.perf_counter() - self._began}
+            events.emit("custom_loss.exception", measured, {**self._metadata, "error": error})
 
     def _told(self, output: LossOutput) -> None:
-        if events.handlers:
-            measurements = {
+        if self._heard:
+            measured = {
                 "duration": time.perf_counter() - self._began,
                 "loss_total": output.total,
                 "regularizer_total": output.regularizer_total,
                 "total_grad_norm": output.total_grad_norm,
             }
-            events.emit("custom_loss.stop", measurements, self._metadata)
+            events.emit("custom_loss.stop", measured, {**self._metadata, "output": output})
 
     # The forward, and what terms read.
 
-    def begin(self, step: Any) -> dict[str, Any]:
+    def begin(self) -> dict[str, Any]:
         """Send the forward and ask for the references; gives the inputs of the terms, some of them still to come."""
         torch = _torch()
         promised: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
@@ -172,14 +220,30 @@ class _Call:
         if "flat_mask" in self.objective.reads:
             inputs["flat_mask"] = torch.as_tensor(np.concatenate(self.batch.masks), device=device)
         for name, reference in self.given.items():
-            if isinstance(reference, Provider):
-                started = reference.start(self.client, self.batch.data, step=step)
-                made = _then(started, lambda arrays, name=name: checked(name, arrays, self.batch.data))
+            if not {name, f"{FLAT}{name}"} & set(self.objective.reads):
+                # Nobody reads it: a forward less.
+                continue
+            if _provides(reference):
+                started = reference.start(self.client, self.batch.data, step=self._metadata["step"])
+                if not isinstance(started, Future):
+                    kind = type(started).__name__
+                    raise InputError(f'reference "{name}": its provider gave {kind}; expected a concurrent Future')
+                made = then(cast("Future[Any]", started), functools.partial(self._provided, name, reference))
+                self._started.append((reference, cast("Future[Any]", started)))
             else:
                 made = reference
             inputs |= self._packed(name, made, device)
-        _fulfil(promised, lambda: arrive(forward.result()))
+        fulfil(promised, lambda: arrive(waited(forward)))
         return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
+
+    def _provided(self, name: str, provider: Any, arrays: Any) -> Any:
+        found = checked(name, arrays, self.batch.data)
+        if (not found[0].ndim) != bool(getattr(provider, "per_datum", False)):
+            given = "one number per datum" if not found[0].ndim else "one for each target"
+            raise InputError(
+                f'reference "{name}": its provider gave {given}; its attribute per_datum says which it gives'
+            )
+        return found
 
     def _packed(self, name: str, arrays: Any, device: Any) -> dict[str, Any]:
         """A reference in the forms that terms read it in."""
@@ -194,7 +258,7 @@ class _Call:
         later = cast("Future[Any]", arrays) if isinstance(arrays, Future) else None
         forms: dict[str, Callable[[Any], Any]] = {name: tensors, f"{FLAT}{name}": packed}
         return {
-            read: make(arrays) if later is None else _then(later, make)
+            read: make(arrays) if later is None else then(later, make)
             for read, make in forms.items()
             if read in self.objective.reads
         }
@@ -226,33 +290,56 @@ class _Call:
         """The gradient of the total at everything that terms were given of the model."""
         # Terms that read nothing of it have not waited for the forward.
         self.arrived.result()
+        for leaf in self.leaves.values():
+            # Whatever a function did to it on its own.
+            leaf.grad = None
         if getattr(output.total, "requires_grad", False):
             output.total.backward()
+        else:
+            self._check_constant(output)
         gradients = {name: leaf.grad for name, leaf in self.leaves.items()}
-        flat = gradients[PACKED]
-        if flat is not None and not bool(flat.isfinite().all()):
-            for place, part in enumerate(flat.split(self.batch.lengths)):
-                if not bool(part.isfinite().all()):
-                    kind = "nan" if bool(part.isnan().any()) else "inf"
-                    raise NonFiniteError(
-                        kind, f"datum {place}: the gradient of the loss is {kind} there; nothing was sent to the model"
-                    )
+        for name, gradient in gradients.items():
+            if gradient is not None and not bool(gradient.isfinite().all()):
+                kind = "nan" if bool(gradient.isnan().any()) else "inf"
+                where = self._where(name, gradient)
+                raise NonFiniteError(kind, f"{where}: the gradient of the loss is {kind} there; nothing was sent")
         return gradients
+
+    def _where(self, name: str, gradient: Any) -> str:
+        """Which datum, or which parameter."""
+        if name.startswith("params/"):
+            return f"the parameter {name.removeprefix('params/')}"
+        parts = gradient.split(self.batch.lengths)
+        place = next(place for place, part in enumerate(parts) if not bool(part.isfinite().all()))
+        return f"datum {place}" if name == PACKED else f"datum {place}, {name.removeprefix(FLAT)}"
+
+    def _check_constant(self, output: LossOutput) -> None:
+        """Refuse a loss that reads of the model and has no gradient: the model would learn nothing, and nobody know."""
+        base = self.objective.pipeline.base
+        for term in (*([] if base is None else [base]), *self.objective.pipeline.terms):
+            found = output.base if term is base else output.terms.get(term.name)
+            reads = {PACKED, *self.objective.local} & set(term.inputs.values())
+            if found is not None and found.value is not None and reads and term.differentiable:
+                raise GradientError(
+                    f"{term.name}: its value has no gradient, so that the model would learn nothing; compute it from "
+                    "the tensors that it is given, without detach, item or no_grad, or say differentiable=False"
+                )
 
     def sent(self, gradients: Mapping[str, Any], output: LossOutput) -> CustomLossFuture:
         """Send the backward."""
         if self.graph is not None:
-            sent = [self.graph.submit(self._structured(gradients))]
+            sent = self.graph.submit(self._structured(gradients))
         else:
             flat = gradients[PACKED]
             if flat is None:
                 flat = _torch().zeros_like(self.leaves[PACKED])
             arrays = [part.float().numpy() for part in flat.split(self.batch.lengths)]
             before = [part.numpy() for part in self.leaves[PACKED].detach().split(self.batch.lengths)]
-            requests = self.surrogate.requests(self.batch.data, before, arrays)
-            sent = [self.client.forward_backward(request, self.surrogate.loss_fn) for request in requests]
+            request = self.surrogate.data(self.batch.data, before, arrays)
+            sent = self.client.forward_backward(request, self.surrogate.loss_fn)
+        self._sent = True
         self._told(output)
-        return CustomLossFuture(sent, lambda results: merged(results, output))
+        return CustomLossFuture(sent, lambda result: merged(result, output))
 
     def _structured(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
         """The gradients by name, as a graph takes them: packed as they are."""
@@ -276,42 +363,16 @@ def _references(given: Any, batch: Batch) -> tuple[dict[str, Any], dict[str, boo
     for name, reference in cast("Mapping[Any, Any]", given).items():
         if not isinstance(name, str):
             raise OptionError("forward_backward_custom", "references", name, "names, each a string")
-        found[name] = reference if isinstance(reference, Provider) else checked(name, reference, batch.data)
+        found[name] = reference if _provides(reference) else checked(name, reference, batch.data)
     whole = {
-        name: isinstance(reference, Provider) or any(array.ndim for array in reference)
+        name: not getattr(reference, "per_datum", False) if _provides(reference) else bool(reference[0].ndim)
         for name, reference in found.items()
     }
     return found, whole
 
 
-def _then(promised: "Future[Any]", change: Callable[[Any], Any]) -> "Future[Any]":
-    """What a promise gives, changed."""
-    changed: Future[Any] = Future()
-
-    def keep(done: "Future[Any]") -> None:
-        try:
-            changed.set_result(change(done.result()))
-        except BaseException as error:
-            changed.set_exception(error)
-
-    promised.add_done_callback(keep)
-    return changed
-
-
-def _fulfil(promised: Mapping[str, "Future[Any]"], make: Callable[[], Mapping[str, Any]]) -> None:
-    """Keep promises with what a function gives, in a thread of their own."""
-
-    def work() -> None:
-        try:
-            found = make()
-        except BaseException as error:
-            for promise in promised.values():
-                promise.set_exception(error)
-            return
-        for name, promise in promised.items():
-            promise.set_result(found[name])
-
-    threading.Thread(target=work, name="penalties-forward", daemon=True).start()
+def _provides(reference: Any) -> bool:
+    return isinstance(reference, Provider) and callable(reference.start)
 
 
 _lock: Final = threading.Lock()

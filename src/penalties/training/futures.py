@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 __all__ = ["TrainingFuture"]
@@ -40,12 +41,21 @@ class TrainingFuture(Generic[T]):
         return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
-        """Wait without blocking the event loop; what goes on elsewhere goes on, even where the waiter is cancelled."""
+        """Wait without blocking the event loop; whoever stops waiting stops nothing else."""
         import asyncio
 
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def tell(done: "Future[T]") -> None:
+            # Where the loop is closed nobody waits any more.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(arrived.set)
+
+        self._future.add_done_callback(tell)
         async with asyncio.timeout(timeout):
-            # Shielded: cancelling the wait is not cancelling the work, on which others may wait too.
-            return await asyncio.shield(asyncio.wrap_future(self._future))
+            await arrived.wait()
+        return self._future.result()
 
     def __await__(self) -> Generator[Any, Any, T]:
         """The result."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from ..errors import GradientError, OptionError
 from ..functional.options import check_count, check_flag, is_whole
@@ -38,7 +40,8 @@ class LocalTrainingClient:
 
     `model` is `"tiny"` (a small random model that reads bytes, nothing is downloaded), a folder, or a name on the
     Hugging Face hub. An adapter of `rank` is trained on `target_modules`, by default every linear layer of attention
-    and MLP; the model itself stays as it is. Equal seeds give equal clients.
+    and MLP; the model itself stays as it is. Equal seeds give equal clients, and equal runs: to the bit on a CPU, and
+    on a GPU where `torch.use_deterministic_algorithms` is on; without, attention adds up in any order there.
 
     Methods give futures at once (`.result(timeout)`, or `await`). The work is done by one thread, in the order in
     which it was asked for. Gradients add up until `optim_step`. Bad data is refused at once, by the number of its
@@ -75,8 +78,8 @@ class LocalTrainingClient:
         owner = type(self).__name__
         check_count(owner, "rank", rank, 1)
         check_count(owner, "alpha", alpha, 1)
-        if not is_whole(seed):
-            raise OptionError(owner, "seed", seed, "a whole number")
+        if not is_whole(seed) or not -(2**63) <= seed < 2**63:
+            raise OptionError(owner, "seed", seed, "a whole number of 64 bits")
         if batch_size is not None:
             check_count(owner, "batch_size", batch_size, 1)
         self._model = load(
@@ -87,6 +90,8 @@ class LocalTrainingClient:
         self._adam = Adam(self._model.parameters)
         self._generator = torch.Generator().manual_seed(seed)
         self._batch_size = batch_size
+        if not isinstance(cast("object", checkpoints), str | Path):
+            raise OptionError(owner, "checkpoints", checkpoints, "a folder")
         self._checkpoints = Path(checkpoints)
         # How often the parameters were changed: a graph is of one state of them.
         self._changes = 0
@@ -96,7 +101,7 @@ class LocalTrainingClient:
 
     @property
     def model(self) -> Any:
-        """The peft model."""
+        """The peft model: to be changed only while no operation is under way."""
         return self._model.model
 
     @property
@@ -177,7 +182,7 @@ class LocalTrainingClient:
 
         def forward() -> Graph:
             passed = run(self._model, batch, layers)
-            output = ForwardBackwardOutput(_KIND, _outputs(batch, logprobs=passed.logprobs.detach()))
+            output = ForwardBackwardOutput(_KIND, _outputs(batch, {"logprobs": passed.logprobs.detach().cpu().numpy()}))
             of = self._changes
 
             def accumulate(
@@ -213,16 +218,19 @@ class LocalTrainingClient:
         gradients: list[Tensor | None] = [None] * len(self._model.parameters)
         total = 0.0
         for batch in parts:
+            # Before the pass: a copy to a GPU waits for all that was asked of it before.
+            arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
             with torch.set_grad_enabled(backward):
                 live = run(self._model, batch).logprobs
-            found = {"logprobs": live.detach()}
+            found, slope = {"logprobs": live.detach()}, None
             if loss is not None:
-                arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
                 found["elementwise_loss"], slope = loss.values(found["logprobs"], arrays)
-                if backward:
-                    gradients = _added(gradients, self._gradients([live], [slope]))
-                total += float(found["elementwise_loss"].sum(dtype=torch.float64))
-            outputs += _outputs(batch, **found)
+            # Before the backward, for the same reason; the rest is done while it runs.
+            host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
+            if backward and slope is not None:
+                gradients = _added(gradients, self._gradients([live], [slope]))
+            outputs += _outputs(batch, host)
+            total += 0.0 if loss is None else float(host["elementwise_loss"].sum(dtype=np.float64))
         if backward:
             self._accumulate(gradients, {})
         return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
@@ -299,7 +307,7 @@ class LocalTrainingClient:
         return self.load_state(path)
 
     def load_state_with_optimizer(self, path: str | Path) -> TrainingFuture[None]:
-        """Load a whole checkpoint: what comes next is what would have come after it was saved, to the bit."""
+        """Load a whole checkpoint: what comes next is what would have come after it was saved, as by an equal seed."""
         return self._submit_load("load_state_with_optimizer", path, optimizer=True)
 
     async def load_state_with_optimizer_async(self, path: str | Path) -> TrainingFuture[None]:
@@ -324,6 +332,8 @@ class LocalTrainingClient:
         return self._worker.submit(restore)
 
     def _folder(self, name: str | Path) -> Path:
+        if not isinstance(cast("object", name), str | Path) or not str(name):
+            raise OptionError("LocalTrainingClient", "name", name, "the name of a checkpoint, or its folder")
         return (self._checkpoints / name).absolute()
 
     # Samples.
@@ -355,10 +365,9 @@ class LocalTrainingClient:
         self.close()
 
 
-def _outputs(batch: Batch, **packed: "Tensor") -> list[Mapping[str, TensorData]]:
-    """One dict per datum of tensors that are packed as the targets are."""
-    # One transfer for each: a copy of every datum would be a wait each.
-    lists = {name: batch.unpack(tensor.cpu().numpy()) for name, tensor in packed.items()}
+def _outputs(batch: Batch, packed: Mapping[str, Any]) -> list[Mapping[str, TensorData]]:
+    """One dict per datum of arrays that are packed as the targets are."""
+    lists = {name: batch.unpack(array) for name, array in packed.items()}
     return [
         {name: TensorData.from_numpy(arrays[place]) for name, arrays in lists.items()}
         for place in range(len(batch.shapes))

@@ -3,12 +3,14 @@
 The adapter lies in it in peft's own form, so that others can load it; beside it lies what going on needs.
 """
 
+import glob
 import importlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,23 +45,42 @@ def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", ove
         for path in part.iterdir():
             _sync(path)
         _sync(part)
-        if folder.exists():
-            # A folder cannot take the place of another in one step: the old one is beside it until the new one is.
-            old = part.with_suffix(".old")
-            folder.rename(old)
-            part.rename(folder)
-            shutil.rmtree(old)
-        else:
-            part.rename(folder)
+        _put(part, folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     _sync(folder.parent)
+    for left in _left_behind(folder, "part") + _left_behind(folder, "old"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _put(part: Path, folder: Path) -> None:
+    """Give a folder its name.
+
+    One cannot take the place of another in one step: the old one is put aside for that moment, where `read` finds it
+    if the program ends just then.
+    """
+    old = part.with_suffix(".old")
+    if folder.exists():
+        folder.rename(old)
+    try:
+        part.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+
+
+def _left_behind(folder: Path, kind: str) -> list[Path]:
+    """What a program that was killed while it saved left of it."""
+    return sorted(folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}"))
 
 
 def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
     """The adapter's parameters by their names, and what going on needs: of the same model, and all there."""
     safetensors: Any = importlib.import_module("safetensors.torch")
+    if not folder.exists():
+        folder = next(iter(_left_behind(folder, "old")), folder)
     if not (folder / _ABOUT).is_file():
         there = "has no client.json" if folder.is_dir() else "does not exist"
         raise InputError(f"{function}: {folder} {there}; expected the path that save_state gave")
@@ -96,8 +117,11 @@ def _peft_name(name: str) -> str:
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Wait until it is on the disk."""
+    # Windows opens no folders, and waits for no file that cannot be written.
+    with suppress(PermissionError):
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

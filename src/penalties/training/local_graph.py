@@ -22,14 +22,14 @@ Accumulate = Callable[[Sequence["Tensor"], Sequence["Tensor"], Mapping[str, "Ten
 def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int]]:
     """Whether logits are asked for, and the hidden states of which layers; `params` is always there."""
     layers: list[int] = []
-    for name in reads:
+    for name in (reads,) if isinstance(reads, str) else reads:
         kind, _, number = str(name).partition(".")
         if kind == "hidden" and number.isdecimal() and int(number) <= model.layers:
             layers.append(int(number))
         elif name != "logits" and kind != "params":
             expected = f'"params", "logits", or "hidden.<layer>" with a layer from 0 to {model.layers}'
             raise OptionError("forward_with_graph", "reads", name, expected)
-    return "logits" in reads, layers
+    return "logits" in ((reads,) if isinstance(reads, str) else reads), layers
 
 
 class Graph:
@@ -128,6 +128,9 @@ class Graph:
             if name not in self.packed:
                 raise ShapeError("Graph.backward: the data differ in targets a place; expected a list, one a datum")
             return _like(f"Graph.backward: the gradient of {name}", given, self.packed[name])
+        if given is not None and not hasattr(given, "__len__"):
+            kind = type(given).__name__
+            raise InputError(f"Graph.backward: got {kind} as the gradient of {name}; expected a list, one a datum")
         if given is None or all(one is None for one in given):
             return None
         if len(given) != len(parts):

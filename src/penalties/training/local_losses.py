@@ -30,7 +30,7 @@ class Loss:
 
 def loss_of(function: str, name: Any, config: Mapping[str, Any] | None) -> Loss:
     """The loss of a name; none of them has options."""
-    if name not in _LOSSES:
+    if not isinstance(name, str) or name not in _LOSSES:
         raise OptionError(function, "loss_fn", name, " or ".join(f'"{known}"' for known in _LOSSES))
     if config:
         raise OptionError(function, "loss_fn_config", config, f"none: {name} has no options")

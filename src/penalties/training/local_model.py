@@ -176,9 +176,13 @@ def _device(given: Any) -> Any:
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise OptionError(_OWNER, "device", given, 'a device of torch, like "cpu" or "cuda:0"') from error
+        device = torch.device(given)
+        # A device that PyTorch knows of need not be there.
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        expected = f'a device of torch that is there, like "cpu" or "cuda:0" ({str(error).splitlines()[0]})'
+        raise OptionError(_OWNER, "device", given, expected) from error
+    return device
 
 
 def _dtype(given: Any) -> Any:

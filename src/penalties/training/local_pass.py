@@ -1,6 +1,7 @@
 """A batch through a model: logits at the real places alone, and the log-probabilities of the targets there."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -52,9 +53,11 @@ def head_reads(model: LocalModel, change: "Callable[[Tensor], Tensor]") -> Gener
 
     That layer is the widest by far; what a model does to its logits afterwards, it does to each by itself.
     """
+    here = threading.get_ident()
 
-    def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (change(args[0]), *args[1:])
+    def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        # Another thread that uses the model meanwhile gets what it always gets.
+        return (change(args[0]), *args[1:]) if threading.get_ident() == here else None
 
     handle = model.head.register_forward_pre_hook(hook)
     try:
@@ -89,26 +92,38 @@ def _pick() -> Any:
 
         @staticmethod
         def forward(ctx: Any, logits: Any, targets: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            picked: Any = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
-            for some, target, out in _pieces(logits, logits, targets, picked):
-                out.copy_(some.log_softmax(-1, dtype=torch.float32).gather(-1, target))
             ctx.save_for_backward(logits, targets)
-            return picked
+            pieces = _pieces(logits, logits, targets)
+            found = [some.log_softmax(-1, dtype=torch.float32).gather(-1, target) for some, target in pieces]
+            return found[0] if len(found) == 1 else torch.cat(found)
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             logits, targets = ctx.saved_tensors
+            pieces = _pieces(logits, logits, targets, grad_outputs[0])
+            if len(pieces) == 1:
+                return _slopes(*pieces[0]).to(logits.dtype), None
             gradient: Any = torch.empty_like(logits)
-            for some, target, slope, out in _pieces(logits, logits, targets, grad_outputs[0], gradient):
-                softmax = some.softmax(-1, dtype=torch.float32)
-                out.copy_(softmax.mul_(-slope.sum(-1, keepdim=True)).scatter_add_(-1, target, slope))
+            for piece, (out,) in zip(pieces, _pieces(logits, gradient), strict=True):
+                out.copy_(_slopes(*piece))
             return gradient, None
 
     return Pick
 
 
-def _pieces(logits: Any, *tensors: Any) -> Iterator[tuple[Any, ...]]:
+def _slopes(logits: Any, targets: Any, upstream: Any) -> Any:
+    """The gradient at logits, in float32 as that of the log-probabilities is."""
+    slopes = logits.softmax(-1, dtype=upstream.dtype).mul_(-upstream.sum(-1, keepdim=True))
+    # One target of each place at a time: a GPU adds up those that meet in no fixed order.
+    for target, one in zip(targets.split(1, -1), upstream.split(1, -1), strict=True):
+        slopes.scatter_add_(-1, target, one)
+    return slopes
+
+
+def _pieces(logits: Any, *tensors: Any) -> list[tuple[Any, ...]]:
     """The rows of tensors, some at a time."""
     rows = max(1, _PIECE.get(logits.device.type, 1 << 22) // logits.shape[-1])
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    if rows >= len(logits):
+        return [tensors]
+    return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))

@@ -1,5 +1,6 @@
 """The one thread that does a client's operations, in the order in which they were asked for."""
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._finalizer: Any = None
+        self._process = os.getpid()
 
     def submit(self, operation: Callable[[], T]) -> TrainingFuture[T]:
         """Do an operation after all that were submitted before.
@@ -41,6 +43,8 @@ class Worker:
         Asked for by the thread itself, as from a callback of a future, it is done at once: the thread cannot wait for
         itself.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError(f"this {self._owner} belongs to the process that made it; make a new one in this fork")
         future: Future[T] = Future()
         with self._lock:
             if self._closed:

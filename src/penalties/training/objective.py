@@ -5,20 +5,24 @@ list, one array per datum, get views of it, so that a gradient is taken once for
 """
 
 import inspect
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+import numpy as np
+
 from ..errors import InputError, OptionError
+from ..functional import entropy, js_divergence, kl_divergence
+from ..functional.options import POSITIVE, check_number
 from ..pipeline import Evaluation, Pipeline, Term
 from ..pipeline.catalogue import BUILT_IN, OVER_CLASSES, SEPARABLE
 from ..pipeline.evaluate import compute
 from ..pipeline.output import BASE
+from ..pipeline.term import CALL_ARGUMENTS
 from . import losses
 
-__all__ = ["FLAT", "LOGPROBS", "PACKED", "Objective", "Unpacked", "objective_of"]
+__all__ = ["DISTRIBUTIONS", "FLAT", "LOGPROBS", "PACKED", "Objective", "Unpacked", "objective_of"]
 
 FLAT: Final = "flat_"
 """What the packed form of an input has before its name."""
@@ -26,14 +30,17 @@ FLAT: Final = "flat_"
 LOGPROBS: Final = "logprobs"
 PACKED: Final = "flat_logprobs"
 
+DISTRIBUTIONS: Final = (kl_divergence, js_divergence, entropy)
+"""Penalties of whole distributions."""
+
 _ALWAYS: Final = ("data", LOGPROBS, PACKED, "lengths", "mask", "flat_mask")
 """What every batch has."""
 
 _LOCAL: Final = ("params", "logits", "hidden")
 """What only a model in this process has."""
 
-_KEPT: Final = 32
-"""Objectives that are kept: a loop passes the same regularizers again and again."""
+_KEPT: Final = 4
+"""Objectives that are kept, with all that their functions hold: a loop passes the same again and again."""
 
 
 class Objective(NamedTuple):
@@ -92,28 +99,49 @@ def objective_of(
     """
     terms = _terms(regularizers)
     for name in references:
-        if name in _ALWAYS or _local(name) or name.startswith(FLAT):
-            taken = ", ".join((*_ALWAYS, *_LOCAL))
+        if not name or name in (*_ALWAYS, *CALL_ARGUMENTS) or _local(name) or name.startswith(FLAT):
+            taken = ", ".join((*_ALWAYS, *_LOCAL, *CALL_ARGUMENTS))
             raise OptionError("forward_backward_custom", "references", name, f"another name: {taken} are taken")
     if loss_fn is None and not terms:
         raise OptionError("forward_backward_custom", "loss_fn", None, "a loss, or regularizers, or both")
+    if timeout is not None:
+        timeout = check_number("forward_backward_custom", "timeout", timeout, "None, or seconds above 0", low=POSITIVE)
     # By identity: a term that is made anew each time is sent to its worker each time.
-    key = (id(loss_fn), tuple(map(id, terms)), tuple(references.items()), timeout, rows, local)
+    kept: list[Any] = [loss_fn, terms]
+    loss_key = _content(loss_fn, kept) if isinstance(loss_fn, Mapping) else id(loss_fn)
+    key = (loss_key, tuple(map(id, terms)), tuple(references.items()), timeout, rows, local)
     with _lock:
         if key in _known:
             _known.move_to_end(key)
             return _known[key][0]
     objective = _made(loss_fn, terms, references, timeout, rows, local)
     with _lock:
-        _known[key] = (objective, loss_fn, terms)
+        _known[key] = (objective, kept)
         if len(_known) > _KEPT:
             _known.popitem(last=False)
     return objective
 
 
 _lock: Final = threading.Lock()
-_known: Final[OrderedDict[Any, tuple[Objective, Any, Any]]] = OrderedDict()
-_described: Final[OrderedDict[str, tuple[Term, ...]]] = OrderedDict()
+_known: Final[OrderedDict[Any, tuple[Objective, list[Any]]]] = OrderedDict()
+_described: Final[OrderedDict[Any, tuple[tuple[Term, ...], list[Any]]]] = OrderedDict()
+
+
+def _content(value: Any, kept: list[Any]) -> Any:
+    """What a description says, to be compared: numbers, words and containers by content.
+
+    Anything else by its address, and is kept, so that nothing else gets that.
+    """
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[Any, Any]", value).items()
+        return ("dict", *((_content(name, kept), _content(part, kept)) for name, part in entries))
+    if isinstance(value, list | tuple):
+        return ("list", *(_content(part, kept) for part in cast("Sequence[Any]", value)))
+    plain: Any = cast("Any", value).item() if isinstance(value, np.generic) else value
+    if plain is None or isinstance(plain, str | int | float | bool):
+        return type(plain).__name__, plain
+    kept.append(plain)
+    return "object", id(plain)
 
 
 def _terms(regularizers: Any) -> tuple[Term, ...]:
@@ -130,19 +158,24 @@ def _terms(regularizers: Any) -> tuple[Term, ...]:
     if not any(isinstance(entry, Mapping) for entry in given):
         return Pipeline(given).terms
     if not all(isinstance(entry, Mapping) for entry in given):
-        made = [Pipeline.from_config([cast("Any", one)]).terms[0] if isinstance(one, Mapping) else one for one in given]
-        return Pipeline(made).terms
-    # Dicts are often written in the loop: equal ones are the same terms.
-    key = json.dumps(given, default=lambda part: f"{type(part)} {id(part)}", sort_keys=True)
+        return Pipeline([_described_terms([one])[0] if isinstance(one, Mapping) else one for one in given]).terms
+    return _described_terms(given)
+
+
+def _described_terms(config: Sequence[Any]) -> tuple[Term, ...]:
+    """The terms that dicts describe; dicts are often written in the loop, and equal ones are the same terms."""
+    kept: list[Any] = []
+    key = _content(config, kept)
     with _lock:
         if key in _described:
-            return _described[key]
-    pipeline = Pipeline.from_config(given)
+            _described.move_to_end(key)
+            return _described[key][0]
+    pipeline = Pipeline.from_config(config)
     if pipeline.base is not None:
         raise OptionError("forward_backward_custom", "regularizers", "base", "no base among them: the base is loss_fn")
     with _lock:
-        _described[key] = pipeline.terms
-        if len(_described) > _KEPT:
+        _described[key] = (pipeline.terms, kept)
+        if len(_described) > 8 * _KEPT:
             _described.popitem(last=False)
     return pipeline.terms
 
@@ -154,7 +187,7 @@ def _made(
     base = None if loss_fn is None else _base(loss_fn, list(references))
     resolved = [_packed(_timed(_called(term, known), timeout), known, rows, local) for term in terms]
     if base is not None:
-        base = _packed(_timed(base, timeout), known, rows, local)
+        base = _packed(_timed(_called(base, known), timeout), known, rows, local)
     pipeline = Pipeline(resolved, base=base)
     everything = [*resolved, *([] if base is None else [base])]
     reads = tuple(dict.fromkeys(name for term in everything for name in term.inputs.values()))
@@ -174,6 +207,9 @@ def _base(loss_fn: Any, references: Sequence[str]) -> Term:
         if given:
             expected = "only fn and options for a loss by name"
             raise OptionError("forward_backward_custom", "loss_fn", next(iter(given)), expected)
+    for name, function in losses.BY_NAME.items():
+        if loss_fn is function:
+            loss_fn = name
     if isinstance(loss_fn, str):
         return _by_name(loss_fn, options, references)
     if not callable(loss_fn):
@@ -225,7 +261,7 @@ def _called(term: Term, known: set[str]) -> Term:
         return term
     changed: dict[str, Any] = {"inputs": dict(zip(names, ("data", LOGPROBS), strict=False))}
     if len(names) == 3:
-        changed["options"] = {names[2]: dict(term.options)}
+        changed["options"] = {**term.options, names[2]: {}}
     return term.replace(**changed)
 
 
@@ -246,6 +282,8 @@ def _timed(term: Term, timeout: float | None) -> Term:
 def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
     """The same term over packed arrays."""
     for name in term.inputs.values():
+        if name.startswith("params.") or name == f"{FLAT}params":
+            raise InputError(f'{term.name}: reads "{name}"; expected "params", a dict of all of them by name')
         if _local(name):
             if not local:
                 raise InputError(
@@ -255,14 +293,14 @@ def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
         elif name not in known:
             there = ", ".join(sorted(known - {f"{FLAT}{one}" for one in known}))
             raise InputError(f'{term.name}: no input is named "{name}"; there is {there}')
+    term = _normalised(_masked(term, rows), rows)
     names = dict.fromkeys(term.inputs.values())
     lists = [name for name in names if f"{FLAT}{name}" in known or (_local(name) and _packable(name))]
     if not lists:
         return term
-    if term.fn in SEPARABLE and len(lists) == len(set(term.inputs.values())):
+    if term.fn in SEPARABLE and len(lists) == len(names):
         # Sums and means over all elements: over the packed arrays they are the same, in one piece.
-        inputs = {parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()}
-        return term.replace(inputs=_masked(term, inputs, rows))
+        return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
     unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
     return Term(
         unpacked,
@@ -279,9 +317,28 @@ def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
     )
 
 
-def _masked(term: Term, inputs: dict[str, str], rows: bool) -> dict[str, str]:
-    """Prompts do not count in a penalty that takes a mask of places, unless the term says what does."""
-    takes = "mask" in inspect.signature(term.fn).parameters and (rows or term.fn not in OVER_CLASSES)
-    if takes and PACKED in inputs.values() and "mask" not in inputs and "mask" not in term.options:
-        return {**inputs, "mask": "flat_mask"}
-    return inputs
+def _masked(term: Term, rows: bool) -> Term:
+    """The term with the mask of the batch, where it takes one and does not say which: prompts do not count."""
+    inputs = term.inputs
+    reads = set(inputs.values()) & {LOGPROBS, PACKED}
+    if not reads or "mask" in inputs or "mask" in term.options or not callable(term.fn):
+        return term
+    try:
+        takes = "mask" in inspect.signature(term.fn).parameters
+    except ValueError:
+        # Of C code, which does not say.
+        return term
+    if not takes or (term.fn in OVER_CLASSES and not rows):
+        return term
+    return term.replace(inputs={**inputs, "mask": "mask" if LOGPROBS in reads else "flat_mask"})
+
+
+def _normalised(term: Term, rows: bool) -> Term:
+    """The term with what makes distributions of its inputs: the candidates of a place alone are part of one."""
+    if term.fn not in DISTRIBUTIONS or "logits" in term.options:
+        return term
+    reads = {name.removeprefix(FLAT).partition(".")[0] for name in term.inputs.values()}
+    if "logits" in reads:
+        expected = "True: these are logits, and no log-probabilities"
+        raise OptionError(term.name, "logits", False, f'options={{"logits": {expected}}}')
+    return term.replace(options={**term.options, "logits": True}) if rows and LOGPROBS in reads else term

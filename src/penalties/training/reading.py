@@ -17,7 +17,7 @@ def numpy_of(value: Any) -> np.ndarray[Any, Any]:
         return cast("np.ndarray[Any, Any]", value)
     if isinstance(value, Mapping):
         found = cast("Mapping[str, Any]", value)
-        return _shaped(found["data"], found.get("dtype", "float32"), found.get("shape"))
+        return _shaped(found.get("data"), found.get("dtype", "float32"), found.get("shape"))
     if hasattr(value, "to_numpy") and getattr(value, "sparse_crow_indices", None) is None:
         return np.asarray(value.to_numpy())
     if hasattr(value, "to_torch"):
@@ -30,12 +30,25 @@ def numpy_of(value: Any) -> np.ndarray[Any, Any]:
             value = value.to_dense()
         value = value.float().cpu() if value.is_floating_point() else value.cpu()
         return np.asarray(value.numpy())
-    return np.asarray(value)
+    return _plain(value)
 
 
 def _shaped(data: Any, dtype: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
-    array = np.asarray(data, dtype=str(dtype))
-    return array if shape is None else array.reshape(tuple(shape))
+    array = _plain(data)
+    if data is None or array.dtype.kind not in "iufb":
+        raise InputError("an array: got no data; expected numbers")
+    array = array.astype(str(dtype))
+    try:
+        return array if shape is None else array.reshape(tuple(shape))
+    except ValueError as error:
+        raise InputError(f"an array: {error}; expected as many numbers as the shape has places") from error
+
+
+def _plain(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"an array: {error}; expected rows of one length") from error
 
 
 def inputs_of(place: int, datum: Any) -> Mapping[str, Any]:
@@ -62,7 +75,7 @@ def targets_of(place: int, datum: Any) -> np.ndarray[Any, Any]:
     if "target_tokens" not in given:
         there = ", ".join(given) or "nothing"
         raise InputError(f"datum {place}: its loss_fn_inputs have no target_tokens; there is {there}")
-    targets = numpy_of(given["target_tokens"])
+    targets = _of_datum(place, "target_tokens", given["target_tokens"])
     if targets.ndim not in (1, 2) or targets.dtype.kind not in "iu":
         raise InputError(
             f"datum {place}: its target_tokens have shape {targets.shape} and dtype {targets.dtype}; "
@@ -76,10 +89,17 @@ def weights_of(place: int, datum: Any, shape: tuple[int, ...]) -> np.ndarray[Any
     given = inputs_of(place, datum)
     if "weights" not in given:
         return np.ones(shape, np.float32)
-    weights = numpy_of(given["weights"]).astype(np.float32)
+    weights = _of_datum(place, "weights", given["weights"]).astype(np.float32)
     if weights.shape != shape:
         raise InputError(f"datum {place}: its weights have shape {weights.shape} and its target_tokens {shape}")
     return weights
+
+
+def _of_datum(place: int, name: str, value: Any) -> np.ndarray[Any, Any]:
+    try:
+        return numpy_of(value)
+    except InputError as error:
+        raise InputError(f"datum {place}: its {name}: {error}") from error
 
 
 def like(other: Any, array: np.ndarray[Any, Any]) -> Any:

@@ -6,6 +6,7 @@ the forward of the step is under way: `initial()`, `client(teacher)`, `perturbed
 
 import dataclasses
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,8 +16,9 @@ import numpy as np
 
 from ..errors import InputError, OptionError, said
 from ..functional.options import check_count, check_flag, check_number
+from .promises import failed, promise, ready
 from .reading import numpy_of, targets_of, tokens_of
-from .references_asking import Arrays, Memory, answered, failed, key_of, promise, ready
+from .references_asking import Arrays, Memory, answered, key_of
 from .surrogates import FORWARD, forward_data
 
 __all__ = ["Initial", "Perturbed", "Provider", "Teacher", "checked", "client", "initial", "perturbed"]
@@ -31,7 +33,10 @@ class Provider(Protocol):
     """
 
     def start(self, client: Any, data: Sequence[Any], *, step: Any) -> "Future[Arrays]":
-        """Ask for one array per datum, and do not wait for them; what goes wrong is in the future."""
+        """Ask for one array per datum, and do not wait for them; what goes wrong is in the future.
+
+        Where the provider has a true attribute `per_datum`, they are one number each.
+        """
         ...
 
 
@@ -73,8 +78,10 @@ class Initial:
     def __init__(self) -> None:
         """Knows nothing yet."""
         self._memory = Memory()
-        self._begun: object = None
-        """The last step that began, where one did."""
+        self._lock = threading.RLock()
+        self._marks: set[object] = set()
+        """One for each step that began."""
+        self._started: weakref.WeakKeyDictionary[Future[Arrays], object] = weakref.WeakKeyDictionary()
         self._client: Callable[[], Any] | None = None
 
     def __repr__(self) -> str:
@@ -92,6 +99,11 @@ class Initial:
         except Exception as error:
             return failed(error)
 
+    def undo(self, started: "Future[Arrays]") -> None:
+        """Forget that a step began: it failed before it could train anything."""
+        with self._lock:
+            self._marks.discard(self._started.pop(started, None))
+
     def prepare(self, client: Any, data: Sequence[Any], timeout: float | None = None) -> None:
         """Ask for the log-probabilities of data before the first step, and wait until they are known."""
         self._asked(client, list(data), begins=False).result(timeout)
@@ -103,32 +115,31 @@ class Initial:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Know what `save` wrote; the model counts as trained from then on."""
         self._memory.load("initial", path)
-        self._begun = path
+        self._marks.add("loaded")
 
     def _asked(self, client: Any, data: list[Any], *, begins: bool) -> "Future[Arrays]":
         self._check_client(client)
         keys = [key_of(place, datum) for place, datum in enumerate(data)]
         exact = callable(getattr(client, "forward_initial", None))
-        before, mark = self._begun, object()
+        mark = object()
 
         def send(places: list[int]) -> Callable[[], Arrays]:
-            if places and before is not None and not exact:
+            if places and self._marks and not exact:
                 raise InputError(
-                    f"initial: datum {places[0]}: is new, and the model was trained since the first step, so that what "
-                    "it gave before cannot be had any more; call prepare(client, data) with all data before the first "
-                    "step"
+                    f"initial: datum {places[0]}: is new after the first call, since when the model may have been "
+                    "trained; call prepare(client, data) with all data before that one"
                 )
             # Sent from here, not from a thread: it must come before whatever trains the model next.
             sent = _sent("initial", client, forward_data([data[place] for place in places]), exact) if places else None
-            self._begun = mark if begins else before
+            if begins:
+                self._marks.add(mark)
             return lambda: answered("initial", data, places, sent)
 
-        def lost() -> None:
-            # The step failed, so that nothing was trained in it, and may be tried again.
-            if self._begun is mark:
-                self._begun = before
-
-        return self._memory.ask(keys, send, lost)
+        # One at a time: a step must not begin between the look at the marks and the sending.
+        with self._lock:
+            asked = self._memory.ask(keys, send, lambda: self._marks.discard(mark))
+            self._started[asked] = mark
+        return asked
 
     def _check_client(self, client: Any) -> None:
         if self._client is None:
@@ -219,7 +230,7 @@ class Perturbed:
             tokens = tokens_of(place, datum)
         except ValueError as error:
             raise InputError(f"perturbed: datum {place}: its model_input is not of tokens alone ({error})") from error
-        source = [int(self.seed), 0 if step is None else int(step) + 1, place]
+        source = [int(self.seed), 0 if step is None else (int(step) + 1) % 2**63, place]
         replaced = np.random.default_rng(source).random(tokens.size) < self.token_dropout
         replaced[:1] = False
         tokens = np.where(replaced, self.replacement, tokens)

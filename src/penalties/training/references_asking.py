@@ -10,53 +10,20 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from ..errors import InputError, said
+from .promises import promise, ready
 from .reading import numpy_of, targets_of, tokens_of
 
-__all__ = ["Arrays", "Memory", "answered", "failed", "key_of", "promise", "ready", "waited"]
+__all__ = ["Arrays", "Memory", "answered", "key_of", "waited"]
 
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]
 """One array for each of some data."""
 
-T = TypeVar("T")
-
 _VERSION: Final = 1
-
-
-def promise(work: Callable[[], T]) -> "Future[T]":
-    """What a function will give, computed in a thread of its own that ends with it and keeps nothing alive."""
-    promised: Future[T] = Future()
-
-    def run() -> None:
-        if not promised.set_running_or_notify_cancel():
-            return
-        try:
-            result = work()
-        except BaseException as error:
-            promised.set_exception(error)
-        else:
-            promised.set_result(result)
-
-    threading.Thread(target=run, name="penalties-reference", daemon=True).start()
-    return promised
-
-
-def ready(value: T) -> "Future[T]":
-    """A promise that is kept already."""
-    promised: Future[T] = Future()
-    promised.set_result(value)
-    return promised
-
-
-def failed(error: BaseException) -> "Future[Any]":
-    """A promise that is broken already."""
-    promised: Future[Any] = Future()
-    promised.set_exception(error)
-    return promised
 
 
 def waited(later: Any) -> Any:

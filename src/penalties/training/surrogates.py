@@ -5,21 +5,17 @@ equal to ∂C/∂logprob of the client's loss C, the chain rule does the rest: t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
-from ..errors import InputError, OptionError
-from .reading import inputs_of, like, with_inputs
+from ..errors import NonFiniteError, OptionError
+from .reading import inputs_of, like, targets_of, with_inputs
 
 __all__ = ["FORWARD", "SERVERS", "Surrogate", "forward_data", "surrogate_of"]
 
 FORWARD: Final = "cross_entropy"
 """The loss that a forward is asked for: every server has it, and gives the log-probabilities with it."""
-
-_MOST: Final = 1024
-_MOST_BYTES: Final = 4_000_000
-"""Data and bytes of a request that an SDK does not divide."""
 
 
 class Surrogate(Protocol):
@@ -27,11 +23,13 @@ class Surrogate(Protocol):
 
     loss_fn: str
     """The loss of the server that is used."""
+    rows: bool
+    """Whether it takes several targets at a place."""
 
-    def requests(
+    def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[list[Any]]:
-        """The data to send, in one request or in several that follow one another."""
+    ) -> list[Any]:
+        """The data to send."""
         ...
 
 
@@ -43,8 +41,7 @@ def forward_data(data: Sequence[Any]) -> list[Any]:
         targets = given["target_tokens"]
         weights = given.get("weights")
         if weights is None:
-            shape = tuple(getattr(targets, "shape", None) or (len(targets.data),))
-            weights = like(targets, np.zeros(shape, np.float32))
+            weights = like(targets, np.zeros(targets_of(place, datum).shape, np.float32))
         made.append(with_inputs(datum, {"target_tokens": targets, "weights": weights}))
     return made
 
@@ -53,64 +50,46 @@ class _Summed:
     """Servers that compute Σ −logprob·weight: the weight is minus the gradient."""
 
     loss_fn = "cross_entropy"
+    rows = True
 
-    def requests(
+    def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[list[Any]]:
+    ) -> list[Any]:
         made: list[Any] = []
         for place, (datum, gradient) in enumerate(zip(data, gradients, strict=True)):
             targets = inputs_of(place, datum)["target_tokens"]
             made.append(with_inputs(datum, {"target_tokens": targets, "weights": like(targets, -gradient)}))
-        return [made]
-
-
-class _Averaged:
-    """Servers that average over the tokens of a sequence and over sequences, as SkyRL does.
-
-    Under cross_entropy the weights divide themselves out there. Importance sampling has the gradient −advantage where
-    the old log-probabilities are the present ones, and is divided by numbers that are known here: the length of each
-    sequence, and how many there are in the request. Requests are kept to a size that no client divides further.
-    """
-
-    loss_fn = "importance_sampling"
-
-    def requests(
-        self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[list[Any]]:
-        made: list[list[Any]] = []
-        for group in _groups(gradients):
-            request: list[Any] = []
-            for place in group:
-                gradient = gradients[place]
-                if gradient.ndim != 1:
-                    raise InputError(
-                        f"datum {place}: has {gradient.shape[1]} targets at each place; a server that averages is sent "
-                        "its gradient by importance sampling, which takes one"
-                    )
-                targets = inputs_of(place, data[place])["target_tokens"]
-                inputs: Mapping[str, Any] = {
-                    "target_tokens": targets,
-                    "logprobs": like(targets, logprobs[place]),
-                    "advantages": like(targets, (-len(gradient) * len(group) * gradient).astype(np.float32)),
-                }
-                request.append(with_inputs(data[place], inputs))
-            made.append(request)
         return made
 
 
-def _groups(gradients: Sequence[np.ndarray[Any, Any]]) -> list[list[int]]:
-    """The places of data that go into one request each."""
-    groups: list[list[int]] = [[]]
-    size = 0
-    for place, gradient in enumerate(gradients):
-        # Tokens, targets, log-probabilities and advantages, as text at worst.
-        more = 48 * gradient.size
-        if groups[-1] and (len(groups[-1]) == _MOST or size + more > _MOST_BYTES):
-            groups.append([])
-            size = 0
-        groups[-1].append(place)
-        size += more
-    return groups
+class _Averaged:
+    """Servers that average over the tokens of a sequence, and over the sequences of a step, as SkyRL does.
+
+    Under cross_entropy the weights divide themselves out there. Importance sampling has the gradient −advantage where
+    the old log-probabilities are the present ones, and is divided by numbers that are known here: the length of each
+    sequence, and how many there are. Those of several calls before one step are averaged, each by how many it has.
+    """
+
+    loss_fn = "importance_sampling"
+    rows = False
+
+    def data(
+        self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
+    ) -> list[Any]:
+        made: list[Any] = []
+        for place, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
+            targets = inputs_of(place, datum)["target_tokens"]
+            advantages = -len(gradient) * len(data) * gradient.astype(np.float64)
+            if np.abs(advantages).max() > np.finfo(np.float32).max:
+                raise NonFiniteError("inf", f"datum {place}: the gradient of the loss is too large to be sent")
+            advantages = advantages.astype(np.float32)
+            inputs: Mapping[str, Any] = {
+                "target_tokens": targets,
+                "logprobs": like(targets, before),
+                "advantages": like(targets, advantages),
+            }
+            made.append(with_inputs(datum, inputs))
+        return made
 
 
 SERVERS: Final[Mapping[str, Surrogate]] = {"tinker": _Summed(), "skyrl": _Averaged()}
@@ -119,6 +98,6 @@ SERVERS: Final[Mapping[str, Surrogate]] = {"tinker": _Summed(), "skyrl": _Averag
 
 def surrogate_of(server: str) -> Surrogate:
     """The surrogate that is exact for this kind of server."""
-    if server not in SERVERS:
+    if not isinstance(cast("object", server), str) or server not in SERVERS:
         raise OptionError("forward_backward_custom", "server", server, " or ".join(f'"{name}"' for name in SERVERS))
     return SERVERS[server]

@@ -30,7 +30,11 @@ _DTYPES: Final = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 
 
 class TensorData:
-    """An array that travels: its numbers, `"int64"` or `"float32"`, and a shape."""
+    """An array that travels: its numbers, `"int64"` or `"float32"`, and a shape.
+
+    >>> TensorData([[1.0, 2.0]]).shape
+    [1, 2]
+    """
 
     __slots__ = ("_array", "dtype")
 
@@ -130,7 +134,8 @@ class ModelInput:
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> "ModelInput":
         """From tokens."""
-        return cls([EncodedTextChunk([int(token) for token in tokens])])
+        whole = _whole("ModelInput", np.asarray(tokens))
+        return cls([EncodedTextChunk(whole.tolist())])
 
     def to_ints(self) -> list[int]:
         """The tokens of all chunks."""
@@ -162,7 +167,9 @@ class Datum:
         made = {
             str(key): value
             if isinstance(value, TensorData)
-            else TensorData(numpy_of(value), "int64" if key == "target_tokens" else None)
+            else _whole_data(numpy_of(value))
+            if key == "target_tokens"
+            else TensorData(numpy_of(value))
             for key, value in self.loss_fn_inputs.items()
         }
         for key in ("weights", "advantages", "logprobs"):
@@ -171,9 +178,26 @@ class Datum:
         object.__setattr__(self, "loss_fn_inputs", made)
 
 
+def _whole_data(array: np.ndarray[Any, Any]) -> TensorData:
+    return TensorData(_whole("target_tokens", array), "int64")
+
+
+def _whole(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Tokens: numbers that are whole, whatever type they have."""
+    if not array.size:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not (array == np.floor(array)).all()):
+        raise InputError(f"{what}: got {array.reshape(-1)[:3].tolist()} …; expected tokens, which are whole numbers")
+    return array.astype(np.int64)
+
+
 @dataclass(frozen=True)
 class AdamParams:
-    """AdamW with the service's defaults: no weight decay, and no clipping where `grad_clip_norm` is 0."""
+    """AdamW with the service's defaults: no weight decay, and no clipping where `grad_clip_norm` is 0.
+
+    >>> AdamParams(learning_rate=3e-4).beta2
+    0.95
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -185,20 +209,28 @@ class AdamParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn."""
+    """How tokens are drawn.
+
+    >>> SamplingParams(max_tokens=4).temperature
+    1.0
+    """
 
     max_tokens: int = 16
     temperature: float = 1.0
     top_k: int = -1
     top_p: float = 1.0
     seed: int | None = None
-    stop: Sequence[int] = ()
-    """Tokens that end a sequence."""
+    stop: Sequence[int] | None = None
+    """Tokens that end a sequence; None is the model's own end of a text."""
 
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """What a pass gives: one dict of arrays per datum, and metrics."""
+    """What a pass gives: one dict of arrays per datum, and metrics.
+
+    >>> ForwardBackwardOutput("TorchLossReturn", [], {"loss:sum": 1.0}).metrics["loss:sum"]
+    1.0
+    """
 
     loss_fn_output_type: str
     loss_fn_outputs: list[Mapping[str, TensorData]]
@@ -209,21 +241,33 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """What a step of the optimizer gives."""
+    """What a step of the optimizer gives.
+
+    >>> OptimStepResponse({"grad_norm": 0.5}).metrics
+    {'grad_norm': 0.5}
+    """
 
     metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
 
 
 @dataclass(frozen=True)
 class SaveWeightsResponse:
-    """Where a checkpoint lies."""
+    """Where a checkpoint lies.
+
+    >>> SaveWeightsResponse("checkpoints/first").path
+    'checkpoints/first'
+    """
 
     path: str
 
 
 @dataclass(frozen=True)
 class SampledSequence:
-    """Tokens that were drawn, and the log-probability of each."""
+    """Tokens that were drawn, and the log-probability of each.
+
+    >>> SampledSequence([5], [-0.5]).stop_reason
+    'length'
+    """
 
     tokens: list[int]
     logprobs: list[float]
@@ -232,6 +276,10 @@ class SampledSequence:
 
 @dataclass(frozen=True)
 class SampleResponse:
-    """Some sequences."""
+    """Some sequences.
+
+    >>> len(SampleResponse([SampledSequence([5], [-0.5])]).sequences)
+    1
+    """
 
     sequences: list[SampledSequence]
