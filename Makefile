@@ -12,10 +12,11 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test test-slow test-servers check bench docs constraints clean
+.PHONY: demo test test-slow test-servers check bench docs release constraints clean
 
+# A small model learns pig latin under three terms; the last line says where the report is.
 demo: $(VENV)/.demo
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/penalties train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term
@@ -43,11 +44,18 @@ bench: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What would be published: built, checked, and tried in an environment of its own outside this folder.
+release: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/smoke.py dist
+
 # After a change of dependencies: resolve anew, look at the difference, commit it.
 constraints:
 	rm -rf $(VENV)
 	sed -i '/^[a-z]/Id' constraints.txt && echo "torch==2.13.0" >> constraints.txt
-	$(MAKE) $(VENV)/.dev
+	$(MAKE) $(VENV)/.dev $(VENV)/.release
 	$(BIN)/pip freeze --all --exclude-editable | grep -v -i '^torch==' | sed 's/+cpu$$//' >> constraints.txt
 
 clean:
@@ -66,11 +74,15 @@ $(VENV)/.torch: $(VENV)/.pip
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(INSTALL) --group build
-	$(INSTALL) --no-build-isolation --editable ".[torch]"
+	$(INSTALL) --no-build-isolation --editable ".[torch,train,cli]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(INSTALL) --no-build-isolation --editable ".[torch,jax,process,ray]" --group test --group check --group docs
+	$(INSTALL) --no-build-isolation --editable ".[torch,train,cli,jax,process,ray]" --group test --group check --group docs
+	touch $@
+
+$(VENV)/.release: $(VENV)/.pip pyproject.toml
+	$(INSTALL) --group build --group release
 	touch $@
 
 $(SKYRL)/.ready: tests/skyrl/constraints.txt pyproject.toml
