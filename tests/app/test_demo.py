@@ -1,7 +1,9 @@
-"""The demo: its data are what their generator writes, and its loss falls."""
+"""The demo: its data are what their generator writes, its loss falls, and `make demo` leaves a report."""
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,5 +81,26 @@ def test_its_loss_falls_by_a_third_in_a_quarter_of_its_steps() -> None:
             ).result()
             client.optim_step(AdamParams(learning_rate=rate(step), beta2=config.train.beta2)).result()
             assert result.custom_loss is not None
-            losses.append(result.custom_loss.total.item())
+            losses.append(float(result.custom_loss.total))
     assert losses[-1] < losses[0] * 2 / 3
+
+
+def test_make_demo_trains_to_a_finished_report(tmp_path: Path) -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert "\ndemo: $(VENV)/.demo\n\t$(BIN)/penalties train\n" in makefile
+    # From another folder, as whoever installed it: paths are relative to that.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "penalties.app", "train"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"report: {Path('runs', 'demo', 'report.html')}"
+
+    run = tmp_path / "runs" / "demo"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["event"] == "finished"
+    for kind in ("step", "eval"):
+        losses = [record["loss"]["loss_total"] for record in records if record["kind"] == kind]
+        assert losses[-1] < losses[0] * 2 / 3
+    page = (run / "report.html").read_text()
+    assert "<svg" in page
+    assert all(name in page for name in ("base_loss", "kl", "entropy", "size"))
