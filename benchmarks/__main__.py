@@ -37,6 +37,7 @@ BENCHMARKS = (
     "local_client",
     "custom_loss",
     "custom_loss_sdk",
+    "report",
     "program",
 )
 

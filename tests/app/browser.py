@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -127,14 +128,9 @@ class Tab:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
-    def screenshot(self, path: Path, *, whole: bool = True, height: int | None = None) -> None:
-        """The page as a PNG: all of it, or so many pixels from the top."""
-        width, full = self.run("[innerWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(full, height or full), "scale": 1}
-        shot = self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **({"clip": clip} if whole else {})
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
+    def screenshot(self, path: Path) -> None:
+        """What is on the screen, as a PNG."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def close(self) -> None:
         self.owner.call("Target.closeTarget", targetId=self.target)
@@ -147,8 +143,11 @@ def browser() -> Iterator[Browser]:
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        shell = f'exec "$@" 3<&{to_read} 4>&{from_write}'
-        command = ["sh", "-c", shell, "sh", CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        # It reads from file 3 and writes to file 4; moved there by way of others, in case the pipes are these.
+        high = f"a, b = (fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in ({to_read}, {from_write}))"
+        start = f"import fcntl, os, sys; {high}; os.dup2(a, 3); os.dup2(b, 4); os.execv(sys.argv[1], sys.argv[1:])"
+        flags = [*_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        command = [sys.executable, "-S", "-c", start, CHROMIUM, *flags]
         process = subprocess.Popen(
             command, pass_fds=(to_read, from_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penalties.encoding import dumps
-from penalties.errors import TermError
+from penalties.errors import TermTimeoutError
 from penalties.pipeline.output import LossOutput, TermOutput
 
 __all__ = ["Part", "config", "everything", "falling", "noisy", "small", "write_run"]
@@ -33,7 +33,7 @@ class Part:
 
     def at(self, name: str, step: int) -> TermOutput:
         if step in self.fails:
-            return TermOutput(name, None, self.weight(step), error=TermError(name, self.fails[step]))
+            return TermOutput(name, None, self.weight(step), error=TermTimeoutError(name, self.fails[step]))
         norm = None if self.norm is None else self.norm(step)
         return TermOutput(name, self.value(step), self.weight(step), norm, self.grad_error, duration=self.seconds)
 
@@ -100,7 +100,9 @@ def write_run(
             "loss": out.to_dict(),
             "durations": {name: part.seconds * (1 + step % 5) for name, part in active.items()},
             "errors": {
-                name: f"TermError: {name}: {part.fails[step]}" for name, part in active.items() if step in part.fails
+                name: f"TermTimeoutError: {name}: {part.fails[step]}"
+                for name, part in active.items()
+                if step in part.fails
             },
             "metrics": {f"client_{place}": math.sin(step + place) for place in range(metrics)},
         }

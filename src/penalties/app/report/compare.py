@@ -130,7 +130,7 @@ def compare(found: Sequence[Contender]) -> Verdict:
         findings.append(
             Finding("outcome", (*second.title, f" {_follow(second)}, with {second.shown}{_more(second, best)}."))
         )
-        if max(best.ends) >= min(second.ends):
+        if len(best.ends) + len(second.ends) > 2 and max(best.ends) >= min(second.ends):
             findings.append(Finding("outcome", ("Their seeds spread further than they differ: it may be chance.",)))
         if len(ranked) > 2:
             findings.append(
@@ -140,7 +140,7 @@ def compare(found: Sequence[Contender]) -> Verdict:
     if missing:
         names = listed([RunName(one.name) for one in missing])
         findings.append(Finding("broken", (*names, " cannot be compared: no finite loss.")))
-    learned = [*_without(found, ranked, what), *_swept(found, ranked, what)]
+    learned = list(_without(ranked, what)) or list(_swept(found, ranked, what))
     told = [finding.headline for finding in learned if finding.headline]
     return Verdict((*headline, *([". ", *clauses(told)] if told else []), "."), [*findings, *learned])
 
@@ -154,12 +154,11 @@ def _follow(group: Group) -> str:
 
 
 def _more(group: Group, best: Group) -> str:
-    if not best.end:
-        return ""
-    return f" ({percent((group.end - best.end) / abs(best.end))} more)"
+    more = (group.end - best.end) / abs(best.end) if best.end else 0.0
+    return f" ({percent(more)} more)" if more >= _SAME / 20 else ""
 
 
-def _without(found: Sequence[Contender], ranked: Sequence[Group], what: str) -> Iterator[Finding]:
+def _without(ranked: Sequence[Group], what: str) -> Iterator[Finding]:
     """What taking one term out has changed, where the runs show it and differ in nothing else."""
     full = max(ranked, key=lambda group: len(group.members[0].run.terms))
     whole = full.members[0].run
@@ -171,16 +170,16 @@ def _without(found: Sequence[Contender], ranked: Sequence[Group], what: str) -> 
         name = gone[0]
         if _seedless(whole.config, name) != _seedless(other.config, name):
             continue
-        change = (group.end - full.end) / abs(full.end) if full.end else 0.0
+        change = group.end - full.end
         ended = f" the {what} ended at {shown(group.end)} instead of {shown(full.end)}"
-        if abs(change) < _SAME:
+        if abs(change) <= _SAME * max(abs(full.end), abs(group.end)):
             text = ("Without ", Name(name), f"{ended}: it made no difference.")
             yield Finding("compared", text, (Name(name), " made no difference"))
         else:
-            helped = change > 0
-            words = f"{percent(change)} {'higher' if helped else 'lower'}: it {'helped' if helped else 'cost'}"
-            text = ("Without ", Name(name), f"{ended}, {words}.")
-            yield Finding("compared", text, (Name(name), " helped" if helped else " cost"))
+            helped = "helped" if change > 0 else "cost"
+            part = f", {percent(change / full.end)} {'higher' if change > 0 else 'lower'}" if full.end else ""
+            text = ("Without ", Name(name), f"{ended}{part}: it {helped}.")
+            yield Finding("compared", text, (Name(name), f" {helped}"))
 
 
 def _swept(found: Sequence[Contender], ranked: Sequence[Group], what: str) -> Iterator[Finding]:

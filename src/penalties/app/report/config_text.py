@@ -64,9 +64,9 @@ def _value(value: Any) -> str:
 
 
 def differences(configs: Sequence[Mapping[str, Any] | None]) -> dict[str, list[str]]:
-    """The keys whose values are not the same in all of these configs, with the values; "–" where there is none.
+    """The keys whose values are not the same in all of these configs, with the values.
 
-    Terms are told apart by their names.
+    "–" is a value that is not there, or is empty. Terms are told apart by their names.
 
     >>> differences([{"train": {"seed": 0, "steps": 9}}, {"train": {"seed": 1, "steps": 9}}])
     {'train.seed': ['0', '1']}
@@ -93,5 +93,5 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
             name = table.get("name") or table.get("fn") or place
             yield f"{path}.{name}", "yes"
             yield from _flat({key: part for key, part in table.items() if key != "name"}, f"{path}.{name}")
-    elif value is not None:
+    elif value not in (None, [], {}):
         yield path, _value(value)

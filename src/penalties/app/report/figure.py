@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from .marks import SIGNS, Mark, Sign
+from .runlog import Floats
 from .scales import Scale, percent, seconds, shown, steps_shown
 from .sheet import HEIGHT, WIDTH, Sheet
 
@@ -95,11 +96,15 @@ def figure(
         svg=f"<svg{fine} {view}>{''.join(sheet.svg)}</svg>",
         stacked=stacked,
         legend=[(line.css, line.name) for line in sheet.lines],
-        x_ticks=[(100 * int(frame.across([step])[0]) / WIDTH, steps_shown(step)) for step in steps],
+        x_ticks=[
+            # The first one says what they are.
+            (100 * int(across) / WIDTH, steps_shown(step) if place else f"step {steps_shown(step)}")
+            for place, (step, across) in enumerate(zip(steps, frame.across(steps), strict=True))
+        ],
         y_ticks=[(100 * scale.place(tick), words(tick)) for tick in scale.ticks()],
         marks=marks,
         failures=failures,
-        ends=_ends(sheet, scale) if any(line.letter for line in sheet.lines) else [],
+        ends=_ends(sheet, scale),
         first=frame.left,
         last=frame.right,
         data=_data(sheet, scale, stacked, unit),
@@ -107,11 +112,13 @@ def figure(
 
 
 def _ends(sheet: Sheet, scale: Scale) -> list[tuple[float, str, str]]:
-    """Letters beside the last points of lines, moved apart where they would cover each other."""
+    """Letters beside the last points of lines, moved apart where they would cover each other; none if too many."""
     found: list[tuple[float, str, str]] = []
+    if len(sheet.lines) * _APART > 100:
+        return found
     for line, values in zip(sheet.lines, sheet.values, strict=True):
         good = values[~np.isnan(values)]
-        if len(good):
+        if len(good) and line.letter:
             height = 100 * scale.place(max(float(good[-1]), scale.low))
             found.append((min(100.0, height), line.css, line.letter))
     found.sort(key=lambda end: end[0])
@@ -159,16 +166,25 @@ def _data(sheet: Sheet, scale: Scale, stacked: bool, unit: Unit) -> str:
 def _column(sheet: Sheet, row: int) -> Any:
     """Six digits of every number; one number where all are the same."""
     raw, there, failed = sheet.raw[row], sheet.there[row], sheet.failed[row]
-    if len(raw) > 1 and bool(there.all()) and bool((raw == raw[0]).all()):
-        return _digits(float(raw[0]))
-    return [
-        "failed" if bad else _digits(value) if here else None
-        for value, here, bad in zip(raw.tolist(), there.tolist(), failed.tolist(), strict=True)
-    ]
+    finite = np.isfinite(raw)
+    if len(raw) > 1 and bool(finite.all()) and bool((raw == raw[0]).all()):
+        return _digits(raw[:1])[0]
+    values: list[Any] = _digits(np.where(finite, raw, 0.0))
+    for place in np.flatnonzero(~finite).tolist():
+        values[place] = "failed" if failed[place] else _word(float(raw[place])) if there[place] else None
+    return values
 
 
-def _digits(value: float) -> float | str:
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    short = float(f"{value:.6g}")
-    return int(short) if short.is_integer() and abs(short) < 1e6 else short
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _digits(values: Floats) -> list[float]:
+    """Numbers to six digits, as short decimals."""
+    sizes = np.abs(values)
+    if not bool(((sizes == 0) | ((sizes > 1e-15) & (sizes < 1e15))).all()):
+        return [float(f"{value:.6g}") for value in values.tolist()]
+    # A quotient or product with a power of ten that is exact is the decimal nearest to it.
+    power = 5 - np.floor(np.log10(np.where(sizes == 0, 1.0, sizes))).astype(np.int64)
+    up, down = 10.0 ** np.maximum(power, 0), 10.0 ** np.maximum(-power, 0)
+    return (np.rint(values * up / down) * down / up).tolist()

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -26,6 +26,12 @@ _SHAPES: Final = 48
 
 _COSINES: Final = "cosines"
 _ERROR: Final = "error"
+_KEYS: Final = {"value", "weight", "contribution", "grad_norm", "grad_norm_weighted", "custom", "grad_norms"}
+_KEYS_AFTER: Final = {"grad_error", "duration", "error", "regularizer_total", "total_grad_norm", "cosines"}
+"""What stands beside terms or in them: a term of such a name could be mistaken for it."""
+
+Cosines: TypeAlias = tuple[Ints, tuple[str, ...], Any]
+"""Places, names of rows and columns, and a matrix for each place."""
 
 
 class Field(NamedTuple):
@@ -39,7 +45,7 @@ class Field(NamedTuple):
 class _Shape:
     """Lines that differ in their numbers alone, and those seen so far."""
 
-    match: Callable[[str], re.Match[str] | None]
+    match: Callable[[str, int], re.Match[str] | None]
     fields: list[Field]
     names: tuple[str, ...]
     places: list[int] = field(default_factory=list[int])
@@ -47,53 +53,64 @@ class _Shape:
 
 
 class Columns:
-    """The wanted numbers of step lines; `place` counts those lines."""
+    """The wanted numbers of step lines; the place of a line is how many such lines are before it."""
 
     def __init__(self, *, shapes: bool = True) -> None:
         """Empty; `shapes=False` parses every line."""
+        self.count = 0
+        """Step lines so far."""
         self.terms: dict[str, None] = {}
         """The names of terms, in the order of their first appearance."""
         self.errors: dict[str, list[tuple[int, str]]] = {}
         """By term, with the place."""
-        self.cosines: list[tuple[int, tuple[str, ...], Any]] = []
-        """Place, names of rows and columns, matrix."""
+        self.cosines: list[Cosines] = []
         self._attempts = _SHAPES if shapes else 0
         self._shapes: dict[tuple[int, int], list[_Shape]] = {}
         self._recent: _Shape | None = None
         self._blocks: dict[Field, list[tuple[Ints, Floats]]] = {}
         self._single: dict[Field, tuple[list[int], list[float]]] = {}
 
-    def match(self, line: str, place: int) -> bool:
-        """Take a line of a known shape; False where its shape is not known."""
+    def take(self, text: str, start: int) -> int:
+        """Take lines of known shapes from here on, as long as there are any; gives where the next one starts."""
         shape = self._recent
-        found = None if shape is None else shape.match(line)
-        if shape is None or found is None:
-            for other in self._shapes.get(_key(line), ()):
-                found = other.match(line)
-                if found is not None:
-                    shape = self._recent = other
-                    break
-            else:
-                return False
-        shape.rows.append(found.groups())
-        shape.places.append(place)
-        if len(shape.rows) >= _BLOCK:
-            self._flush(shape)
-        return True
+        while shape is not None:
+            match, rows, places, count = shape.match, shape.rows, shape.places, self.count
+            found = match(text, start)
+            while found is not None:
+                rows.append(found.groups())
+                places.append(count)
+                count += 1
+                if len(rows) >= _BLOCK:
+                    self._flush(shape)
+                    rows, places = shape.rows, shape.places
+                start = found.end()
+                found = match(text, start)
+            self.count = count
+            shape = self._other(text, start)
+        return start
 
-    def add(self, record: Mapping[str, Any], place: int, line: str) -> None:
+    def _other(self, text: str, start: int) -> _Shape | None:
+        for shape in self._shapes.get(_key(text, start), ()):
+            if shape.match(text, start) is not None:
+                self._recent = shape
+                return shape
+        return None
+
+    def add(self, record: Mapping[str, Any], line: str) -> None:
         """Take a parsed line, and know its shape from now on."""
         names = _names(record)
         self.terms |= dict.fromkeys(names)
         for path, leaf in _leaves(record, ()):
             known = _field(path)
             if known is not None:
-                self._keep(known, leaf, place, names)
+                self._keep(known, leaf, names)
+        self.count += 1
         if self._attempts > 0:
             self._attempts -= 1
             shape = _shape(record, line, names)
             if shape is not None:
-                self._shapes.setdefault(_key(line), []).insert(0, shape)
+                self._shapes.setdefault(_key(line, 0), []).insert(0, shape)
+                self._recent = shape
 
     def finish(self) -> None:
         """Turn what is still text into numbers; a `ValueError` where a shape took something that is none."""
@@ -110,51 +127,63 @@ class Columns:
         order = np.argsort(places, kind="stable")
         return places[order], np.concatenate([values for _, values in blocks])[order]
 
-    def _keep(self, known: Field, leaf: Any, place: int, names: tuple[str, ...]) -> None:
+    def _keep(self, known: Field, leaf: Any, names: tuple[str, ...]) -> None:
         if known.what == _COSINES:
-            self.cosines.append((place, names, leaf))
+            self.cosines.append((np.array([self.count]), names, [leaf]))
         elif known.what == _ERROR:
-            self.terms[known.term] = None
-            self.errors.setdefault(known.term, []).append((place, str(leaf)))
+            if isinstance(leaf, str):
+                self.terms[known.term] = None
+                self.errors.setdefault(known.term, []).append((self.count, leaf))
         else:
             value = number(leaf)
             if value is not None:
                 places, values = self._single.setdefault(known, ([], []))
-                places.append(place)
+                places.append(self.count)
                 values.append(value)
 
     def _flush(self, shape: _Shape) -> None:
+        if not shape.rows:
+            return
         places = np.array(shape.places, np.int64)
-        # Without rows there are no columns.
-        for known, column in zip(shape.fields, zip(*shape.rows, strict=True), strict=False):
+        for known, column in zip(shape.fields, zip(*shape.rows, strict=True), strict=True):
             if known.what == _COSINES:
-                matrices = map(json.loads, column)
-                self.cosines += [(place, shape.names, one) for place, one in zip(shape.places, matrices, strict=True)]
+                self.cosines.append((places, shape.names, json.loads(f"[{','.join(column)}]")))
             elif known.what == _ERROR:
                 self.errors.setdefault(known.term, []).extend(zip(shape.places, column, strict=True))
             else:
-                self._blocks.setdefault(known, []).append((places, _floats(column)))
+                self._blocks.setdefault(known, []).append(_floats(places, column))
         shape.rows, shape.places = [], []
 
 
-def _key(line: str) -> tuple[int, int]:
+def _key(text: str, start: int) -> tuple[int, int]:
     """What lines of one shape share and those of another seldom do, at little cost."""
-    return line.count('"'), line.count("[")
+    end = text.find("\n", start)
+    end = len(text) if end < 0 else end
+    return text.count(": ", start, end), text.count("[", start, end)
 
 
-def _floats(column: tuple[str, ...]) -> Floats:
+def _floats(places: Ints, column: tuple[str, ...]) -> tuple[Ints, Floats]:
     first = column[0]
-    if column[-1] == first and column.count(first) == len(column):
-        # A weight that no schedule changes: one number, not one for each line.
-        return np.full(len(column), float(first))
-    return np.fromiter(map(float, column), np.float64, len(column))
+    try:
+        if column[-1] == first and column.count(first) == len(column):
+            # A weight that no schedule changes: one number, not one for each line.
+            return places, np.full(len(column), float(first))
+        return places, np.fromiter(map(float, column), np.float64, len(column))
+    except ValueError:
+        # Some are null, or words.
+        found = [number(json.loads(text)) for text in column]
+        there = np.array([value is not None for value in found])
+        return places[there], np.array([value for value in found if value is not None], np.float64)
 
 
 def number(leaf: Any) -> float | None:
     """A number as a log has it, NaN and infinity as words; None for anything else."""
     if isinstance(leaf, str):
         return float(leaf) if leaf in ("NaN", "Infinity", "-Infinity") else None
-    return float(leaf) if isinstance(leaf, int | float) and not isinstance(leaf, bool) else None
+    if isinstance(leaf, bool) or not isinstance(leaf, int | float):
+        return None
+    # By its text, as a shape reads it: a whole number of 400 digits is infinite, not an error.
+    return float(leaf) if isinstance(leaf, float) or abs(leaf) < 2**53 else float(str(leaf))
 
 
 def _names(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -190,37 +219,40 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _shape(record: Mapping[str, Any], line: str, names: tuple[str, ...]) -> _Shape | None:
-    """The shape of a line; None where it is not written as `json.dumps` writes."""
+    """The shape of a line; None where it is not written as `json.dumps` writes, or could be mistaken."""
+    if not (_KEYS | _KEYS_AFTER).isdisjoint(names):
+        return None
     fields: list[Field] = []
-    # Behind the last number that is wanted anything may stand: there are many numbers of the client's.
-    wanted, end, _ = _pattern(record, (), fields).rpartition(")")
-    match = re.compile(wanted + end + r'(?=[",\]}]).*\}').fullmatch
-    return None if match(line) is None else _Shape(match, fields, names)
+    match = re.compile(_pattern(record, (), fields, "") + r"\n").match
+    return None if match(f"{line}\n") is None else _Shape(match, fields, names)
 
 
-def _pattern(value: Any, path: tuple[str, ...], fields: list[Field]) -> str:
+def _pattern(value: Any, path: tuple[str, ...], fields: list[Field], after: str) -> str:
+    """An expression for lines like this one, by what stands `after` the value; wanted numbers become groups."""
+    if isinstance(value, dict) and path == ("metrics",):
+        # Many numbers of the client's, of which none is wanted.
+        return r"\{[^{}]*+\}"
     if isinstance(value, dict):
-        parts = (
-            f"{re.escape(json.dumps(key))}: {_pattern(part, (*path, key), fields)}"
-            for key, part in cast("dict[str, Any]", value).items()
-        )
+        items = list(cast("dict[str, Any]", value).items())
+        parts = [
+            f"{re.escape(json.dumps(key))}: {_pattern(part, (*path, key), fields, ',' if rest else '}')}"
+            for rest, (key, part) in zip(range(len(items) - 1, -1, -1), items, strict=True)
+        ]
         return r"\{" + ", ".join(parts) + r"\}"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
     known = _field(path)
     what = None if known is None else known.what
+    word = isinstance(value, str) and number(value) is None
     if isinstance(value, list):
         # Of numbers, or of rows of numbers: the only lists of a step.
         pattern, wanted = r"\[[^{}]*\]", what == _COSINES
-    elif not isinstance(value, str):
-        pattern, wanted = r"-?[\d.eE+-]+", what not in (None, _COSINES, _ERROR)
-    elif number(value) is not None:
-        pattern, wanted = value, what not in (None, _COSINES, _ERROR)
-    elif path == ("kind",):
-        pattern, wanted = re.escape(value), False
+    elif word:
+        pattern, wanted = (re.escape(value) if path == ("kind",) else r'[^"\\]*+'), what == _ERROR
+    elif what == "step":
+        pattern, wanted = r"\d{1,15}", True
     else:
-        pattern, wanted = r'[^"\\]*', what == _ERROR
+        # A number, null or NaN: as far as it goes is found sooner by its end than by its signs.
+        pattern, wanted = ("[^,]++" if after == "," else "[^,}]++"), what not in (None, _COSINES, _ERROR)
     if wanted and known is not None:
         fields.append(known)
         pattern = f"({pattern})"
-    return f'"{pattern}"' if isinstance(value, str) else pattern
+    return f'"{pattern}"' if word else pattern

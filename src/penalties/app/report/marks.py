@@ -78,9 +78,11 @@ def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
     """Signs at the edge where something in these rows is off the scale."""
     high = np.where(np.isnan(values), -np.inf, values).max(axis=0, initial=-np.inf)
     low = np.where(np.isnan(values), np.inf, values).min(axis=0, initial=np.inf)
+    # Sums of shares are 1 up to rounding.
+    margin = 1e-9 * (scale.high - scale.low)
     sides: Iterable[tuple[Sign, Bools, Floats]] = (
-        ("over", high > scale.high, high),
-        ("under", low < scale.low, -low),
+        ("over", high > scale.high + margin, high),
+        ("under", low < scale.low - margin, -low),
     )
     for kind, off, distance in sides:
         for first, last in ranges(sheet.steps[off], gap=sheet.frame.span / _BESIDE):

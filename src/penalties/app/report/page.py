@@ -1,6 +1,7 @@
 """The page: one file that needs nothing else."""
 
 import base64
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,18 +133,15 @@ def _names(folders: Sequence[Path]) -> list[str]:
     """The names of folders; with those of their parents where they would be the same."""
     whole = [folder.resolve().parts for folder in folders]
     length = 1
-    while True:
-        names = ["/".join(parts[-length:]) for parts in whole]
-        if len(set(names)) == len(names) or length >= max(map(len, whole)):
-            break
+    while len({parts[-length:] for parts in whole}) < len(set(whole)):
         length += 1
-    # The same folder twice.
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[:place].count(name) + 1})"
-        for place, name in enumerate(names)
-    ]
+    names = ["/".join(parts[-length:]) for parts in whole]
+    again = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    # The same folder may be given twice.
+    return [name if names.count(name) == 1 else f"{name} ({time})" for name, time in zip(names, again, strict=True)]
 
 
+@functools.cache
 def _template() -> Any:
     try:
         import jinja2

@@ -19,6 +19,8 @@ __all__ = ["read"]
 _LOG: Final = "metrics.jsonl"
 _CONFIG: Final = "config.json"
 _KINDS: Final = ("step", "eval", "event")
+_STEPS: Final = 10**15
+"""More than any run has."""
 
 
 def read(folder: Path) -> RunLog:
@@ -40,22 +42,19 @@ def read(folder: Path) -> RunLog:
         text = ""
     except OSError as error:
         raise RunError(f"{path} cannot be read: {said(error)}") from error
-    lines = text.split("\n")
     try:
-        return _Reader(lines, Columns()).read(folder)
+        return _Reader(text, Columns()).read(folder)
     except ValueError:
         # Something that a shape took for a number was none: parse every line.
-        return _Reader(lines, Columns(shapes=False)).read(folder)
+        return _Reader(text, Columns(shapes=False)).read(folder)
 
 
 class _Reader:
     """The lines of one log, sorted by what they are."""
 
-    def __init__(self, lines: Sequence[str], columns: Columns) -> None:
-        self.lines = lines
+    def __init__(self, text: str, columns: Columns) -> None:
+        self.text = text
         self.columns = columns
-        self.count = 0
-        """Step lines so far."""
         self.evaluations: list[tuple[int, Mapping[str, Any]]] = []
         """With the step lines before each."""
         self.events: list[Event] = []
@@ -68,14 +67,16 @@ class _Reader:
         self.torn = False
 
     def read(self, folder: Path) -> RunLog:
-        for place, line in enumerate(self.lines, 1):
-            if self.columns.match(line, self.count):
-                self.count += 1
-            elif line and not self._add(line):
-                self.unreadable.append(place)
-        if self.unreadable and self.unreadable[-1] == len(self.lines):
-            self.torn = True
-            del self.unreadable[-1]
+        text, start = self.text, 0
+        while (start := self.columns.take(text, start)) < len(text):
+            end = text.find("\n", start)
+            line = text[start:] if end < 0 else text[start:end]
+            if line and not self._add(line):
+                if end < 0:
+                    self.torn = True
+                else:
+                    self.unreadable.append(text.count("\n", 0, start) + 1)
+            start += len(line) + 1
         self.columns.finish()
         config = _config(folder)
         # Every step line has its step.
@@ -113,27 +114,24 @@ class _Reader:
             # Of a later version.
             return True
         step = entry.get("step")
-        if not isinstance(step, int) or step < 0:
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _STEPS:
             return False
         if entry["kind"] == "event":
             self.events.append(Event(step, str(entry.get("event", "")), str(entry.get("message", ""))))
             return True
-        if not isinstance(entry.get("loss"), dict) or "loss_total" not in entry["loss"]:
+        if not _is_loss(entry.get("loss")):
             return False
         if entry["kind"] == "eval":
-            self.evaluations.append((self.count, entry))
+            self.evaluations.append((self.columns.count, entry))
             return True
-        if self.count == 0 and isinstance(entry.get("time"), str):
+        if self.columns.count == 0 and isinstance(entry.get("time"), str):
             self.started = entry["time"]
-        loss = cast("dict[str, Any]", entry["loss"])
-        parts: dict[str, Any] = {BASE: loss.get("base_loss"), **loss.get("regularizers", {})}
-        for name, part in parts.items():
-            if part and "grad_error" in part:
+        for name, part in _parts(entry["loss"]).items():
+            if "grad_error" in part:
                 self.reasons[name] = str(part["grad_error"])
-            if part and "grad_norms" in part:
+            if isinstance(part.get("grad_norms"), dict):
                 self.inputs.setdefault(name, {}).update(dict.fromkeys(part["grad_norms"]))
-        self.columns.add(entry, self.count, line)
-        self.count += 1
+        self.columns.add(entry, line)
         return True
 
     def _evaluated(self, steps: Ints, names: Sequence[str]) -> Evaluations:
@@ -173,9 +171,9 @@ class _Taken:
             name=name,
             value=value,
             weight=weight,
-            contribution=Series(value.steps, _at(weight, value.steps) * value.values),
+            contribution=_times(value, weight),
             grad_norm=grad_norm,
-            pull=Series(grad_norm.steps, np.abs(_at(weight, grad_norm.steps) * grad_norm.values)),
+            pull=_times(grad_norm, weight),
             duration=self.series("duration", name),
             failures=[
                 Failure(int(self.steps[place]), _reason(name, message))
@@ -188,20 +186,41 @@ class _Taken:
 
     def cosines(self, names: Sequence[str], inputs: Mapping[str, Mapping[str, None]]) -> dict[tuple[str, str], Series]:
         """By pair; those that have no input in common have no cosine, though the log says 0."""
-        found: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
+        found: dict[tuple[str, str], list[tuple[Ints, Floats]]] = {}
         rank = {name: place for place, name in enumerate(names)}
-        for place, present, matrix in sorted(self.columns.cosines, key=lambda entry: entry[0]):
-            if not self.counts[place] or not _square(matrix, len(present)):
-                continue
+        for places, present, read in self.columns.cosines:
+            matrices = _matrices(read, len(present))
+            kept = self.counts[places] & ~np.isnan(matrices).all(axis=(1, 2))
             for i, first in enumerate(present):
                 for j, second in enumerate(present[:i]):
                     pair = (first, second) if rank[first] < rank[second] else (second, first)
-                    found.setdefault(pair, []).append((int(self.steps[place]), number(matrix[i][j])))
-        apart = [
-            pair for pair in found if pair[0] in inputs and inputs[pair[0]].keys().isdisjoint(inputs.get(pair[1], ()))
-        ]
+                    found.setdefault(pair, []).append((places[kept], matrices[kept, i, j]))
+        apart = [pair for pair in found if _disjoint(inputs, *pair)]
         ordered = sorted(found.keys() - apart, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
-        return {pair: _series(found[pair]).finite for pair in ordered}
+        return {pair: self._joined(found[pair]) for pair in ordered}
+
+    def _joined(self, blocks: Sequence[tuple[Ints, Floats]]) -> Series:
+        places = np.concatenate([places for places, _ in blocks])
+        order = np.argsort(places, kind="stable")
+        return Series(self.steps[places[order]], np.concatenate([values for _, values in blocks])[order]).finite
+
+
+def _disjoint(inputs: Mapping[str, Mapping[str, None]], first: str, second: str) -> bool:
+    both = first in inputs and second in inputs
+    return both and inputs[first].keys().isdisjoint(inputs[second])
+
+
+def _matrices(read: Sequence[Any], size: int) -> Floats:
+    """Matrices of this size, as one array; NaN where one is none."""
+    try:
+        array = np.array(read, np.float64)
+        if array.shape == (len(read), size, size):
+            return array
+    except (TypeError, ValueError, OverflowError):
+        pass
+    if len(read) == 1:
+        return np.full((1, size, size), np.nan)
+    return np.concatenate([_matrices([one], size) for one in read])
 
 
 def _reason(name: str, message: str) -> str:
@@ -209,9 +228,9 @@ def _reason(name: str, message: str) -> str:
     return message.removeprefix("TermError: ").replace(f"{name}: ", "", 1)
 
 
-def _square(matrix: Any, size: int) -> bool:
-    rows = cast("list[Any]", matrix) if isinstance(matrix, list) else []
-    return len(rows) == size and all(isinstance(row, list) and len(cast("list[Any]", row)) == size for row in rows)
+def _times(series: Series, weight: Series) -> Series:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Series(series.steps, _at(weight, series.steps) * series.values)
 
 
 def _at(series: Series, steps: Ints) -> Floats:
@@ -229,9 +248,23 @@ def _series(pairs: Sequence[tuple[int, float | None]]) -> Series:
     return Series(np.array([step for step, _ in there], np.int64), np.array([value for _, value in there], np.float64))
 
 
+def _is_loss(loss: Any) -> bool:
+    """Whether this is an output of a pipeline as `to_dict` gives it."""
+    if not isinstance(loss, dict) or "loss_total" not in loss:
+        return False
+    whole = cast("dict[str, Any]", loss)
+    terms = whole.get("regularizers", {})
+    parts = cast("list[Any]", [whole.get("base_loss", {}), *(terms.values() if isinstance(terms, dict) else [None])])
+    return all(isinstance(part, dict) for part in parts)
+
+
+def _parts(loss: Mapping[str, Any]) -> dict[str, Any]:
+    """The base loss, if there is one, and the terms by name: the order of cosines."""
+    return {**({BASE: loss["base_loss"]} if "base_loss" in loss else {}), **loss.get("regularizers", {})}
+
+
 def _contribution(loss: Mapping[str, Any], name: str) -> float | None:
-    part: Any = loss.get("base_loss") if name == BASE else loss.get("regularizers", {}).get(name)
-    return None if not part else number(part.get("value" if name == BASE else "contribution"))
+    return number(_parts(loss).get(name, {}).get("value" if name == BASE else "contribution"))
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

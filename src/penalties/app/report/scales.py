@@ -1,7 +1,6 @@
 """Axes: from numbers to places, the ticks between, and numbers in words."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,17 +61,10 @@ def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
     # Beyond this the length of an axis would overflow.
     good = np.clip(values[np.isfinite(values)], -_MOST, _MOST)
     if log:
-        good = good[good > 0]
+        return _fitted_log(good[good > 0])
     if not len(good):
-        return Scale(1.0, 10.0, log=True) if log else Scale(0.0, 1.0)
+        return Scale(0.0, 1.0)
     low, high = float(good.min()), float(good.max())
-    if log:
-        if high < 10 * low:
-            # A decade at least, or noise fills the axis.
-            middle = math.sqrt(low * high)
-            low, high = min(low, middle / math.sqrt(10)), max(high, middle * math.sqrt(10))
-        room = (high / low) ** _MARGIN
-        return Scale(low / room, high * room, log=True)
     inner_low, inner_high = (float(edge) for edge in np.quantile(good, [_RARE / 2, 1 - _RARE / 2]))
     room = _SPIKE * (inner_high - inner_low)
     if room > 0 and high > inner_high + room:
@@ -88,6 +80,15 @@ def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
     return Scale(low - room if low < 0 else max(0.0, low - room), high + room if high > 0 else min(0.0, high + room))
 
 
+def _fitted_log(good: Floats) -> Scale:
+    powers = np.log10(np.maximum(good, 1 / _MOST))
+    low, high = (float(powers.min()), float(powers.max())) if len(good) else (0.5, 0.5)
+    # A decade at least, or noise fills the axis.
+    lacking = max(0.0, 1.0 - (high - low)) / 2
+    room = lacking or min(5.0, _MARGIN * (high - low))
+    return Scale(10.0 ** (low - room), 10.0 ** (high + room), log=True)
+
+
 def _round_numbers(low: float, high: float, most: int) -> list[float]:
     raw = (high - low) / max(1, most - 1)
     if not raw > 0 or not math.isfinite(raw):
@@ -99,15 +100,15 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    factors: Sequence[int] = (1, 2, 5) if last - first <= 2 else (1,)
-    every = max(1, -(-(last - first + 1) // most))
-    found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first >= 2:
+        return [10.0**power for power in range(first, last + 1, -(-(last - first + 1) // most))]
+    found = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
     return [tick for tick in found if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """A number for people.
+    """A number for people, in two digits at least.
 
     >>> shown(2.05341), shown(-0.00001234), shown(1.0), shown(float("nan"))
     ('2.053', '−1.234e−5', '1', 'NaN')
@@ -118,9 +119,7 @@ def shown(value: float, digits: int = 4) -> str:
         return "0"
     if not 1e-3 <= abs(value) < 1e6:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        if "." in mantissa:
-            mantissa = mantissa.rstrip("0").rstrip(".")
-        text = f"{mantissa}e{int(exponent)}"
+        text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     else:
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
         text = f"{value:.{decimals}f}"
@@ -147,7 +146,7 @@ def percent(share: float) -> str:
     part = 100 * abs(share)
     if 0 < part < 0.05:
         return f"less than 0.1{_NO_BREAK}%"
-    return (f"{part:.0f}" if part >= 9.95 or part == 0 else f"{part:.1f}") + f"{_NO_BREAK}%"
+    return (f"{part:.0f}" if part >= 9.95 else f"{part:.1f}".removesuffix(".0")) + f"{_NO_BREAK}%"
 
 
 def seconds(duration: float) -> str:

@@ -124,7 +124,8 @@ def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
         whole += sizes[name]
     known = there & np.isfinite(whole)
     divisor = np.where(whole > 0, whole, 1.0)
-    return {name: np.where(known, size / divisor, np.nan) for name, size in sizes.items()}
+    with np.errstate(invalid="ignore"):
+        return {name: np.where(known, size / divisor, np.nan) for name, size in sizes.items()}
 
 
 def summarise(run: RunLog, conflict: float) -> Summary:

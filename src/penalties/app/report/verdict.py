@@ -98,7 +98,8 @@ def _broken(run: RunLog, summary: Summary) -> Iterator[Finding]:
         where = f"from step {steps_shown(first)} to the end" if to_the_end else f"first at step {steps_shown(first)}"
         counted = f"{steps_shown(len(broken))} of {steps_shown(len(run.steps))} steps"
         text = (f"The loss was NaN or infinite in {counted}, {where}", *source, ".")
-        yield Finding("broken", text, (f"was NaN or infinite {where if to_the_end else f'in {counted}'}",))
+        headline = f"was NaN or infinite {where if to_the_end else f'in {counted}'}"
+        yield Finding("broken", text, () if summary.loss is None else (headline,))
     elif len(bad):
         counted = f"{steps_shown(len(bad))} of {steps_shown(len(norms))} steps"
         where = f"first at step {steps_shown(bad[0])}"
@@ -160,9 +161,10 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
             text = f"The log ends after {after}: the run goes on, or was stopped{torn}."
         yield Finding("run", (text,))
     if run.unreadable:
-        numbers = ", ".join(map(str, run.unreadable[:5])) + (", …" if len(run.unreadable) > 5 else "")
-        word = "line" if len(run.unreadable) == 1 else "lines"
-        yield Finding("run", (f"{len(run.unreadable)} {word} of the log could not be read: {numbers}.",))
+        first, count = [str(line) for line in run.unreadable[:5]], len(run.unreadable)
+        numbers = listed([*first, f"{count - 5} more"] if count > 5 else first)
+        word = "line" if count == 1 else "lines"
+        yield Finding("run", (f"{steps_shown(count)} {word} of the log could not be read: ", *numbers, "."))
 
 
 def _steps(count: int) -> str:

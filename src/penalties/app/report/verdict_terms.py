@@ -191,7 +191,7 @@ def failed(run: RunLog, summary: Summary) -> Iterator[Finding]:
             common, _ = reasons.most_common(1)[0]
             often = f"{steps_shown(count)} of {steps_shown(ran + count)} steps"
             first = f"first at step {steps_shown(term.failures[0].step)}"
-            others = f" (and {len(reasons) - 1} other reasons)" if len(reasons) > 1 else ""
+            others = {1: "", 2: " (and 1 other reason)"}.get(len(reasons), f" (and {len(reasons) - 1} other reasons)")
             text = (Name(name), f" failed in {often}, {first}: {common.rstrip('.')}{others}.")
             yield Finding("failed", text, (Name(name), f" failed in {often}"))
 
