@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docs._plots.draw import COLORS, Figure, Panel
+from .draw import COLORS, Figure, Panel
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 SOURCES = sorted(FOLDER.glob("*.py"))
@@ -99,12 +99,14 @@ def draw(title: str, curves: Mapping[str, Sequence[float]], axis: str) -> Figure
 
 
 def _ticks(numbers: Sequence[float]) -> list[float]:
-    """Round numbers, three to six of them, between which all of these lie."""
+    """A few round numbers, between which all of these lie."""
     low, high = min(numbers), max(numbers)
     rough = (high - low or 1.0) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     gap = next(width * power for width in (1, 2, 5, 10) if width * power >= rough)
-    return [round(gap * place, 10) for place in range(math.floor(low / gap), math.ceil(high / gap) + 1)]
+    first = math.floor(low / gap)
+    last = max(math.ceil(high / gap), first + 1)
+    return [round(gap * place, 10) for place in range(first, last + 1)]
 
 
 def main(names: Sequence[str]) -> None:
