@@ -60,8 +60,8 @@ for weight in (0.0, 0.1, 0.2, 0.3, 1.0):
 # %% [markdown]
 # ## A weight that falls
 #
-# `cosine(1.0, 0.0, steps)` begins at 1 and ends at 0, with the last step. The policy is nearly even at first, sees
-# what each action is worth, and may commit itself when the bonus goes.
+# `cosine(1.0, 0.0, steps)` begins at 1 and ends at 0, with the last step. While it is high it drives the policy out of
+# its habit; from there each action is seen, and as the bonus goes the policy may commit itself to the best.
 
 # %%
 falling = schedules.cosine(1.0, 0.0, steps=STEPS)
