@@ -36,6 +36,10 @@ class Picture:
         path = next((one for one in group if one.get("class") is None), None)
         return [] if path is None else self.points(path.get("d"))
 
+    def trend(self, css: str) -> list[list[tuple[float, float]]]:
+        (group,) = self.shapes(f"line {css}")
+        return [piece for one in group if one.get("class") == "trend" for piece in self.points(one.get("d"))]
+
     def dots(self, css: str) -> list[tuple[float, float]]:
         (group,) = self.shapes(f"line {css}")
         return [piece[0] for one in group if one.get("class") == "dots" for piece in self.points(one.get("d"))]

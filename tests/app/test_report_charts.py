@@ -67,6 +67,35 @@ def test_many_steps_are_fewer_in_the_picture_with_their_extremes():
     assert 'class="fine"' in picture.figure.svg
 
 
+def test_many_steps_have_a_trend_that_noise_does_not_hide():
+    random = np.random.default_rng(0)
+    values = np.linspace(3, 1, 8000) + random.normal(size=8000)
+    values[4000] = 500.0
+    values[6000:7000] = np.nan
+    numbers = Series(np.arange(8000), values)
+    few = Series(np.arange(0, 8000, 400), np.ones(20))
+    drawn = [line(numbers, letter="A"), line(few, "t2")]
+    figure = lines("Loss", drawn, frame=frame(numbers), note="of all")
+    picture = Picture(figure)
+    before, after = picture.trend("t1")
+    assert before[-1][0] < 6100
+    assert after[0][0] > 6900
+    for step, value in before + after:
+        assert value == pytest.approx(3 - 2 * step / 8000, abs=0.6)
+    assert np.mean([value - 3 + 2 * step / 8000 for step, value in before]) == pytest.approx(0, abs=0.05)
+    assert figure.note == "of all; thick lines are medians of 100 steps"
+    assert picture.trend("t2") == [], "a few numbers need none"
+    assert figure.ends[0][0] == pytest.approx(100 * (1.0 - picture.low) / (picture.high - picture.low), abs=5)
+    assert lines("Loss", drawn[:1], frame=frame(numbers)).note == "thick lines are medians of 100 steps"
+
+
+def test_a_trend_on_a_log_axis_stays_on_it():
+    values = np.where(np.arange(2000) < 1500, 0.0, 1.0)
+    numbers = Series(np.arange(2000), values)
+    picture = Picture(lines("Norms", [line(numbers)], frame=frame(numbers), log=True))
+    assert {round(value, 2) for piece in picture.trend("t1") for _, value in piece} <= {round(picture.low, 2), 1.0}
+
+
 def test_a_log_axis_shows_decades_and_zero_at_its_edge():
     numbers = series(1e-4, 0.0, 1.0, 1e4, -3.0)
     picture = Picture(lines("Norms", [line(numbers)], frame=frame(numbers), log=True))

@@ -1,6 +1,7 @@
 """Colours that can be told apart, by eyes of every kind."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -74,4 +75,9 @@ def test_neighbours_among_runs_have_different_lines():
 
 def test_every_class_has_a_colour_in_light_and_in_dark():
     style = css(12)
-    assert all(style.count(f".{name}{{--c:") == 2 for name in ("t0", "t7", "r0", "r11"))
+    assert all(style.count(f".{name}{{--c:") == 2 for name in ("t0", "t7", "t1.dash1", "t7.dash2", "r0", "r11"))
+
+
+def test_colours_that_come_again_are_others():
+    colors = re.findall(r"--c:(#\w{6})", css(0))
+    assert len(colors) == len(set(colors)) == 2 * 3 * 8

@@ -13,8 +13,8 @@ import numpy as np
 from .figure import Figure, Size, Unit, figure
 from .marks import Moment, beyond, broken, failed, moments
 from .runlog import Floats, Ints
-from .scales import Scale, fitted
-from .sheet import HEIGHT, WIDTH, Bools, Frame, Line, Sheet
+from .scales import Scale, fitted, steps_shown
+from .sheet import HEIGHT, MANY, MEDIANS, WIDTH, Bools, Frame, Line, Sheet
 
 __all__ = ["lines", "stack"]
 
@@ -33,16 +33,22 @@ def lines(
     note: str = "",
     size: Size = "half",
 ) -> Figure:
-    """A line for each series, on one axis. With `log`, what is not above zero lies at its lower edge."""
+    """A line for each series, on one axis. With `log`, what is not above zero lies at its lower edge.
+
+    Where there are many steps, every line is faint under its trend: medians, so that noise hides nothing.
+    """
     sheet = Sheet.of(drawn, frame)
     scale = fitted(sheet.values, log=log, zero=zero)
     values = np.where(sheet.values <= 0, scale.low, sheet.values) if log else sheet.values
     sheet.svg.append(_grid(scale))
     for row, line in enumerate(drawn):
         pieces = list(_pieces(sheet.there[row], sheet.broken[row]))
-        _draw(sheet, line, pieces, _down(scale, values[row]))
+        _draw(sheet, line, pieces, _down(scale, values[row]), _trend(sheet, line, scale))
     ticks = failed(sheet)
     marks = [*broken(sheet), *beyond(sheet, scale, values)]
+    longest = max((len(line.series) for line in drawn), default=0)
+    if len(sheet.steps) > MANY:
+        note = f"{note}{'; ' if note else ''}thick lines are medians of {steps_shown(_window(longest))} steps"
     return figure(title, sheet, scale, marks=marks, failures=ticks, stacked=False, unit=unit, note=note, size=size)
 
 
@@ -101,15 +107,39 @@ def _pieces(there: Bools, gone: Bools) -> Iterator[Ints]:
             yield piece
 
 
-def _draw(sheet: Sheet, line: Line, pieces: Sequence[Ints], down: Ints) -> None:
+def _window(count: int) -> int:
+    """How many numbers a median is of."""
+    return -(-count // MEDIANS)
+
+
+def _trend(sheet: Sheet, line: Line, scale: Scale) -> str:
+    """A line through the medians of a series; none where few steps are drawn."""
+    numbers = line.series.finite
+    if len(sheet.steps) <= MANY or len(numbers) <= MEDIANS:
+        return ""
+    window = _window(len(numbers))
+    whole = len(numbers) - len(numbers) % window
+    steps = np.median(numbers.steps[:whole].reshape(-1, window), axis=1)
+    values = np.median(numbers.values[:whole].reshape(-1, window), axis=1)
+    across, down = sheet.frame.across(steps), _down(scale, np.maximum(values, scale.low) if scale.log else values)
+    # A line is not drawn over steps at which there is nothing.
+    apart = np.diff(steps)
+    cuts = np.flatnonzero(apart > 3 * np.median(apart)) + 1
+    pieces = zip(np.split(across, cuts), np.split(down, cuts), strict=True)
+    return "".join(f"M{x[0]} {y[0]}{_moves(x, y)}" for x, y in pieces)
+
+
+def _draw(sheet: Sheet, line: Line, pieces: Sequence[Ints], down: Ints, trend: str = "") -> None:
     """A line in pieces, with dots where it is short or a piece is a single step."""
     across = sheet.across
     few = sum(map(len, pieces)) <= _DOTS
     way = "".join(f"M{across[piece[0]]} {down[piece[0]]}{_moves(across[piece], down[piece])}" for piece in pieces)
     alone = [place for piece in pieces if few or len(piece) == 1 for place in piece]
     dots = "".join(f"M{across[place]} {down[place]}h0" for place in alone)
-    paths = (f'<path d="{way}"/>' if way else "") + (f'<path class="dots" d="{dots}"/>' if dots else "")
-    sheet.svg.append(f'<g class="line {line.css}">{paths}</g>')
+    paths = {"": way, "dots": dots, "trend": trend}
+    drawn = "".join(f'<path class="{css}" d="{path}"/>' for css, path in paths.items() if path)
+    noisy = " noisy" if trend else ""
+    sheet.svg.append(f'<g class="line{noisy} {line.css}">{drawn}</g>'.replace(' class=""', ""))
 
 
 def _moves(across: Ints, down: Ints) -> str:

@@ -11,15 +11,13 @@ import numpy as np
 from .marks import SIGNS, Mark, Sign
 from .runlog import Floats
 from .scales import Scale, percent, seconds, shown, steps_shown
-from .sheet import HEIGHT, WIDTH, Sheet
+from .sheet import HEIGHT, MANY, MEDIANS, WIDTH, Sheet
 
 __all__ = ["Figure", "Size", "Unit", "figure"]
 
 Unit: TypeAlias = Literal["", "share", "seconds"]
 Size: TypeAlias = Literal["full", "half"]
 
-_FINE: Final = 300
-"""Lines of more points than this are thinner."""
 _APART: Final = 7.0
 """Per cent of the height between two letters at the ends of lines."""
 
@@ -87,7 +85,7 @@ def figure(
     """The chart whose picture is on the sheet."""
     frame, words = sheet.frame, _WORDS[unit]
     steps = sorted({round(tick) for tick in Scale(frame.left, frame.right).ticks()})
-    fine = ' class="fine"' if len(sheet.steps) > _FINE else ""
+    fine = ' class="fine"' if len(sheet.steps) > MANY else ""
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true" focusable="false"'
     return Figure(
         title=title,
@@ -116,10 +114,12 @@ def _ends(sheet: Sheet, scale: Scale) -> list[tuple[float, str, str]]:
     found: list[tuple[float, str, str]] = []
     if len(sheet.lines) * _APART > 100:
         return found
-    for line, values in zip(sheet.lines, sheet.values, strict=True):
-        good = values[~np.isnan(values)]
+    for line in sheet.lines:
+        good = line.series.finite.values
         if len(good) and line.letter:
-            height = 100 * scale.place(max(float(good[-1]), scale.low))
+            # Where a trend ends, if there is one: the last number alone may be anywhere.
+            last = float(np.median(good[-(len(good) // MEDIANS or 1) :]))
+            height = 100 * scale.place(max(last, scale.low))
             found.append((min(100.0, height), line.css, line.letter))
     found.sort(key=lambda end: end[0])
     heights = _apart([height for height, _, _ in found])

@@ -2,7 +2,8 @@
 
 The colours of terms were searched for: any two of them, also those that follow each other in dark, differ by at least
 0.1 in Oklab for eyes of every kind (a test simulates three kinds of colour blindness), and stand out from the page by
-2.8 to 1. Runs have letters as well, and lines that are broken in different ways.
+2.8 to 1. Where there are more terms than colours, the colours come again nearer to that of the text, with lines that
+are broken. Runs have letters as well, and lines that are broken in different ways.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ RUN_STOPS: Final = (
 """The ramp of runs in light and in dark."""
 
 _DASHES: Final = 3
+_AGAIN: Final = (0.35, 0.6)
+"""How near colours that come again are to black, or in dark to white."""
 
 
 def term_class(place: int, *, base: bool) -> str:
@@ -55,8 +58,7 @@ def ramp(stops: Sequence[str], count: int) -> list[str]:
     for place in range(count):
         way = place / max(1, count - 1) * (len(stops) - 1)
         first = min(int(way), len(stops) - 2)
-        pairs = zip(_rgb(stops[first]), _rgb(stops[first + 1]), strict=True)
-        colors.append("#" + "".join(f"{round(a + (b - a) * (way - first)):02x}" for a, b in pairs))
+        colors.append(_mixed(stops[first], stops[first + 1], way - first))
     return colors
 
 
@@ -66,10 +68,20 @@ def _rgb(color: str) -> list[int]:
 
 def css(runs: int) -> str:
     """The rules that give classes their colours, for pages with so many runs."""
-    light, dark = (_rules(terms, ramp(stops, runs)) for terms, stops in zip((LIGHT, DARK), RUN_STOPS, strict=True))
+    light, dark = (
+        _rules(terms, ramp(stops, runs), ink)
+        for terms, stops, ink in zip((LIGHT, DARK), RUN_STOPS, ("#000000", "#ffffff"), strict=True)
+    )
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}"
 
 
-def _rules(terms: Sequence[str], runs: Sequence[str]) -> str:
+def _rules(terms: Sequence[str], runs: Sequence[str], ink: str) -> str:
     rules = [f".t{place}{{--c:{color}}}" for place, color in enumerate(terms)]
+    for again, part in enumerate(_AGAIN, 1):
+        rules += [f".t{place}.dash{again}{{--c:{_mixed(color, ink, part)}}}" for place, color in enumerate(terms)]
     return "\n".join(rules + [f".r{place}{{--c:{color}}}" for place, color in enumerate(runs)])
+
+
+def _mixed(color: str, other: str, part: float) -> str:
+    pairs = zip(_rgb(color), _rgb(other), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in pairs)

@@ -12,14 +12,14 @@ class Name(str):
     """The name of a term, which a page shows in its colour."""
 
     __slots__ = ()
-    of = "term"
+    of: str = "term"
 
 
 class RunName(Name):
     """The name of a run."""
 
     __slots__ = ()
-    of = "run"
+    of: str = "run"
 
 
 Sentence: TypeAlias = tuple[str, ...]

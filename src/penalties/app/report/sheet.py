@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 from .downsample import keep
 from .runlog import EMPTY, Floats, Ints, Series
 
-__all__ = ["HEIGHT", "WIDTH", "Bools", "Frame", "Line", "Sheet"]
+__all__ = ["HEIGHT", "MANY", "MEDIANS", "WIDTH", "Bools", "Frame", "Line", "Sheet"]
 
 WIDTH: Final = 2000
 HEIGHT: Final = 1000
 """Of the coordinates in a picture."""
+
+MANY: Final = 300
+"""Lines of more points than this are thinner, and have a trend."""
+MEDIANS: Final = 80
+"""Points of a trend."""
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -52,7 +57,7 @@ class Frame:
         """Steps from the first to the last; 1 for a single one."""
         return max(1, self.right - self.left)
 
-    def across(self, steps: Sequence[int] | Ints) -> Ints:
+    def across(self, steps: Sequence[int] | Ints | Floats) -> Ints:
         """Coordinates from the left; a single step is in the middle."""
         places = np.asarray(steps, np.float64) - self.left
         return np.rint(WIDTH * (places / self.span if self.right > self.left else places + 0.5)).astype(np.int64)
