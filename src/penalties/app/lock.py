@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -65,8 +66,11 @@ def _forked() -> None:
         lock.release()
 
 
-# Windows cannot fork.
-getattr(os, "register_at_fork", lambda **_: None)(after_in_child=_forked)
+def _never(*, after_in_child: Callable[[], None]) -> None:
+    """Windows cannot fork."""
+
+
+getattr(os, "register_at_fork", _never)(after_in_child=_forked)
 
 
 def _take(descriptor: int) -> None:

@@ -11,8 +11,11 @@ from .progress import Pace, share_of, short, sparkline, spoken
 __all__ = ["History", "Live"]
 
 _PER_SECOND: Final = 4
-"""How often the table is drawn: by a thread of its own, about 3 ms each."""
+"""How often the table is drawn, by a thread of its own: in that time Python does nothing else."""
 _WIDTH: Final = 20
+_WIDEST: Final = 100
+_SHORTEST: Final = 10
+"""Signs of a bar at least, and of a line with one at most."""
 _ASCII: Final = "_.:-=+*#"
 
 
@@ -65,7 +68,8 @@ class Live:
         from rich.console import Console
 
         self._console = Console(file=out)
-        self._marks = "▁▂▃▄▅▆▇█" if "utf" in (self._console.encoding or "").lower() else _ASCII
+        wide = "utf" in (self._console.encoding or "").lower()
+        self._marks, self._bars = ("▁▂▃▄▅▆▇█", "━─") if wide else (_ASCII, "#-")
         self._lock = threading.Lock()
         self._folder = Path()
         self._pace = Pace(0, 0)
@@ -119,61 +123,54 @@ class Live:
             self._live = None
 
     def picture(self) -> Any:
-        """What is drawn now."""
-        from rich.console import Group
+        """What is drawn now: one text, drawn in 0.5 ms, where tables of rich take 3.5."""
         from rich.text import Text
 
+        made = Text(no_wrap=True, overflow="crop")
         with self._lock:
-            parts: list[Any] = [self._bar()]
+            self._bar(made)
             if self._record is not None:
-                parts.append(self._table(self._record["loss"]))
+                self._table(made, self._record["loss"])
             if self._doing:
-                parts.append(Text(f"{self._doing} …", style="dim"))
-            return Group(*parts)
+                made.append(f"\n{self._doing} …", "dim")
+        return made
 
-    def _bar(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
+    def _bar(self, made: Any) -> None:
         pace = self._pace
-        row = Table.grid(padding=(0, 2), expand=True)
-        for ratio in (None, 1, None, None, None):
-            row.add_column(ratio=ratio, no_wrap=True)
-        row.add_row(
-            f"[bold]{self._folder.name}[/]",
-            ProgressBar(total=max(pace.steps, 1), completed=pace.done),
-            f"{pace.done}/{pace.steps} steps",
-            f"{pace.tokens_per_second():.0f} tokens/s",
-            f"{pace.left()} left",
-        )
-        return row
+        rest = f"  {pace.done}/{pace.steps} steps  {pace.tokens_per_second():.0f} tokens/s  {pace.left()} left"
+        name = f"{self._folder.name}  "
+        room = max(_SHORTEST, min(self._console.width, _WIDEST) - len(name) - len(rest))
+        full = min(room, room * pace.done // max(pace.steps, 1))
+        made.append(name, "bold").append(self._bars[0] * full, "green").append(self._bars[1] * (room - full), "dim")
+        made.append(rest)
 
-    def _table(self, loss: Mapping[str, Any]) -> Any:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    def _table(self, made: Any, loss: Mapping[str, Any]) -> None:
         evaluated = {} if self._evaluated is None else _rows(self._evaluated)
-        table.add_column("term")
-        for heading in ("value", *(["held out"] if evaluated else []), "weight", "share", "gradient"):
-            table.add_column(heading, justify="right")
-        table.add_column("")
         rows = _rows(loss)
+        lines = [["term", "value", *(["held out"] if evaluated else []), "weight", "share", "gradient"]]
         # A term that rests at this step is still one.
-        for name, history in self._histories.items():
+        for name in self._histories:
             part = rows.get(name, {"value": None})
             share = share_of(loss, name) if name != "loss" else None
-            history_line = sparkline(history.values(), self._marks)
-            table.add_row(
-                Text(name, style="bold" if name == "loss" else ""),
-                Text("skipped", style="red") if part.get("error") else short(part["value"]),
-                *([short(evaluated.get(name, {}).get("value"))] if evaluated else []),
-                short(part.get("weight")),
-                "-" if share is None else f"{share:.0%}",
-                short(part.get("grad_norm")),
-                Text(history_line, style="cyan"),
+            lines.append(
+                [
+                    name,
+                    "skipped" if part.get("error") else short(part["value"]),
+                    *([short(evaluated.get(name, {}).get("value"))] if evaluated else []),
+                    short(part.get("weight")),
+                    "-" if share is None else f"{share:.0%}",
+                    short(part.get("grad_norm")),
+                ]
             )
-        return table
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line, history in zip(lines, [None, *self._histories.values()], strict=True):
+            first, *others = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            numbers = "  ".join(cell.strip().rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+            failed = "skipped" in line[1]
+            made.append(f"\n{first}  ", "dim" if history is None else "bold" if line[0] == "loss" else "")
+            made.append(numbers, "dim" if history is None else "red" if failed else "")
+            if history is not None:
+                made.append(f"  {sparkline(history.values(), self._marks)}", "cyan")
 
 
 _STYLES: Final = {"warning": "yellow", "failed": "red", "finished": "green"}

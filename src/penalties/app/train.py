@@ -35,7 +35,7 @@ from .sinks import Sinks, attached
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["Interrupted", "Training", "train"]
+__all__ = ["Interrupted", "Training", "TrainingExecutor", "train"]
 
 _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
@@ -107,7 +107,7 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             backend = connect(config, None if checkpoint is None else checkpoint.client)
             ending.callback(lambda: backend.close(status))
             stream = Stream(config, backend.tokenizer)
-            executor = _Executor(config.train.cosines_every)
+            executor = TrainingExecutor(config.train.cosines_every)
             ending.callback(executor.close)
             references = References(config.providers(backend.another), run.references)
             sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict()))
@@ -134,10 +134,11 @@ def _leave_word(run: Run, step: int, event: str, message: str) -> None:
         run.event(step, event, message)
 
 
-class _Executor(Executor):
+class TrainingExecutor(Executor):
     """Takes the cosines between the terms' gradients at some steps."""
 
     def __init__(self, every: int) -> None:
+        """At steps that this divides; never for 0."""
         super().__init__()
         self._every = every
         self.training = False
@@ -154,6 +155,7 @@ class _Executor(Executor):
         state: Mapping[str, Any] | None = None,
         cosines: bool = False,
     ) -> LossOutput:
+        """As any executor, and with cosines where it is a step for them."""
         wanted = cosines or (self.training and self._every > 0 and step % self._every == 0)
         return super().run(pipeline, inputs, wrt=wrt, weights=weights, step=step, state=state, cosines=wanted)
 
@@ -167,7 +169,7 @@ class Training:
         run: Run,
         backend: Backend,
         stream: Any,
-        executor: _Executor,
+        executor: TrainingExecutor,
         references: References,
         sinks: Sinks,
         progress: Progress,
