@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from penalties.app import train as train_module
+from penalties.app.config import load
 from penalties.app.disk import RunError
 from penalties.app.progress import Silent
 from penalties.app.runs import Run
 from penalties.app.train import Interrupted, train
 from penalties.errors import TermError
 
-from .stand_ins import TERMS, Backend, comparable, killing, toy_config, weights_of
+from .stand_ins import TERMS, Backend, comparable, killing, toy_config, weights_of, write_config
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +132,17 @@ class TestARun:
         run = train(config, tmp_path / "run")
         rates = [record["learning_rate"] for record in records(run, "step")]
         assert rates == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
+
+    def test_pairs_are_trained_on_by_dpo(self, tmp_path: Path) -> None:
+        path = write_config(tmp_path, terms="", loss="dpo", steps=8)
+        lines = [json.dumps({"prompt": f"{n}: ", "chosen": "yes", "rejected": "no"}) for n in range(4)]
+        for name in ("data.jsonl", "held_out.jsonl"):
+            (tmp_path / name).write_text("\n".join(lines))
+        run = train(load(path), tmp_path / "run")
+        margins = [record["loss"]["base_loss"]["custom"]["margin"] for record in records(run, "step")]
+        assert margins[0] == pytest.approx(0.0, abs=1e-6)
+        assert margins[-1] > margins[0]
+        assert records(run, "eval")[-1]["loss"]["base_loss"]["custom"]["accuracy"] == 1.0
 
     def test_every_default_is_in_the_saved_config(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)
@@ -306,9 +318,14 @@ class TestEnding:
         assert events(run)[-1] == "finished"
 
     def test_a_second_ctrl_c_stops_at_once_and_says_from_where_it_goes_on(self, tmp_path: Path) -> None:
-        with pytest.raises(Interrupted, match="stopped at once after 3 steps; the last checkpoint is that of 2 steps"):
+        with pytest.raises(Interrupted, match="stopped at once after 3 steps, and the last checkpoint is that after 2"):
             train(toy_config(tmp_path), tmp_path / "run", progress=killing(3))
         assert events(Run(tmp_path / "run"))[-1] == "interrupted"
+
+    def test_before_the_first_step_there_is_no_checkpoint(self, tmp_path: Path) -> None:
+        progress = SimpleNamespace(**vars(killing(1)) | {"say": _interrupt})
+        with pytest.raises(Interrupted, match="stopped at once after 0 steps, and there is no checkpoint yet"):
+            train(toy_config(tmp_path), tmp_path / "run", progress=progress)
 
     def test_a_term_that_fails_ends_the_run_and_the_log_says_why(self, tmp_path: Path, backends: list[Backend]) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\nweight = 0.1\n'

@@ -27,7 +27,7 @@ __all__ = [
     "spoken",
 ]
 
-_STOPPING: Final = "stopping after this step; once more to stop at once"
+STOPPING: Final = "stopping after this step; once more to stop at once"
 _LINES: Final = 20
 """Lines for the steps of a run, more or less."""
 _LONGEST: Final = 30.0
@@ -97,7 +97,7 @@ class Quiet(Silent):
 
     def stopping(self) -> None:
         """Say so."""
-        _from_a_handler(_STOPPING)
+        _from_a_handler(STOPPING)
 
 
 class Lines:
@@ -121,7 +121,7 @@ class Lines:
 
     def stopping(self) -> None:
         """Say so."""
-        _from_a_handler(_STOPPING)
+        _from_a_handler(STOPPING)
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Print what is worth a line."""

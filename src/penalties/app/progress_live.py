@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from .progress import Pace, share_of, short, sparkline, spoken
+from .progress import STOPPING, Pace, share_of, short, sparkline, spoken
 
 __all__ = ["History", "Live"]
 
@@ -74,6 +74,7 @@ class Live:
         self._folder = Path()
         self._pace = Pace(0, 0)
         self._doing = ""
+        self._stopping = False
         self._record: Mapping[str, Any] | None = None
         self._histories: dict[str, History] = {}
         self._evaluated: Mapping[str, Any] | None = None
@@ -96,7 +97,7 @@ class Live:
 
     def stopping(self) -> None:
         """Shown by the next drawing."""
-        self._doing = "stopping after this step; once more to stop at once"
+        self._stopping = True
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Remember what is drawn next; events are printed above."""
@@ -110,15 +111,14 @@ class Live:
                 return
             self._pace.step(record)
             self._record = record
-            if not self._doing.startswith("stopping"):
-                self._doing = ""
+            self._doing = ""
             for name, part in _rows(record["loss"]).items():
                 self._histories.setdefault(name, History()).add(part["value"])
 
     def end(self) -> None:
         """Draw it once more, as it was at the end."""
         if self._live is not None:
-            self._doing = ""
+            self._doing, self._stopping = "", False
             self._live.stop()
             self._live = None
 
@@ -133,6 +133,8 @@ class Live:
                 self._table(made, self._record["loss"])
             if self._doing:
                 made.append(f"\n{self._doing} …", "dim")
+            if self._stopping:
+                made.append(f"\n{STOPPING}", "yellow")
         return made
 
     def _bar(self, made: Any) -> None:

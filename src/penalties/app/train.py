@@ -6,6 +6,7 @@ numbers, since the data of a step depend on nothing but the seed and its number.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,8 +122,8 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
                 raise
             done, saved = (0, 0) if training is None else (training.done, training.saved)
             _leave_word(run, done, "interrupted", f"at once, after {_steps(done)}")
-            message = f"stopped at once after {_steps(done)}; the last checkpoint is that of {_steps(saved)}"
-            raise Interrupted(run.folder, saved, message) from None
+            last = f"the last checkpoint is that after {_steps(saved)}" if saved else "there is no checkpoint yet"
+            raise Interrupted(run.folder, saved, f"stopped at once after {_steps(done)}, and {last}") from None
         except Exception as error:
             _leave_word(run, 0 if training is None else training.done, "failed", hide(said(error)))
             raise
@@ -318,7 +319,9 @@ class Training:
         self.saved = self.done
 
     def _all_data(self) -> Iterator[list[Any]]:
-        for step in range(self.config.train.steps):
+        train = self.config.train
+        # One pass through the file has everything that later ones have.
+        for step in range(min(train.steps, math.ceil(len(self.stream) / train.batch_size))):
             yield self.backend.batch(self.stream.batch(step))
         for data in self.stream.eval_batches():
             yield self.backend.batch(data)
