@@ -120,9 +120,9 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
     trim(torch.ones(1))
     process = psutil.Process()
     below = process.children(recursive=True)
-    # Below the caller are the servers and Python's tracker of resources; below those, the workers.
-    workers = [child.memory_info().rss for child in below if child.ppid() != process.pid]
     places: list[Any] = [executor.place(HEALTHY[2]) for executor in executors]
+    # Of the first alone, whose workers live: a new one has less than one that has worked.
+    workers = [psutil.Process(seat.process.pid).memory_info().rss for seat in places[0]._crew._seats.values()]
     return {
         "caller, MB": process.memory_info().rss / 1e6,
         "workers, MB": sum(workers) / 1e6,
