@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import torch
 
 import penalties as pn
 from penalties import schedules, telemetry
+from penalties.execution import asynchronous
 from penalties.execution.executor import _close_all
 from penalties.execution.run import Run
 
@@ -319,6 +321,15 @@ class TestAsync:
 
         with pytest.raises(pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'):
             pn.Pipeline([sneaky])(np.ones(1))
+
+
+def test_a_coroutine_whose_turn_never_came_is_closed() -> None:
+    async def never() -> None: ...
+
+    coroutine = never()
+    asynchronous._close_unstarted(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+    asynchronous._close_unstarted(Future())
 
 
 class TestCancelled:
