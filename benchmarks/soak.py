@@ -30,8 +30,8 @@ from .harness import table
 
 MOST_GROWTH = 0.02
 """Of resident memory, of the caller and of its workers together."""
-MOST_MORE = 6
-"""Descriptors, threads, processes and blocks: a worker that is being replaced has five."""
+MOST_MORE = 2
+"""Descriptors, threads, processes and blocks."""
 
 _SAMPLES = 80
 
@@ -121,8 +121,8 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
     process = psutil.Process()
     below = process.children(recursive=True)
     places: list[Any] = [executor.place(HEALTHY[2]) for executor in executors]
-    # Of the first alone, whose workers live: a new one has less than one that has worked.
-    workers = [psutil.Process(seat.process.pid).memory_info().rss for seat in places[0]._crew._seats.values()]
+    # Below the caller are the servers and Python's tracker of resources; below those, the workers.
+    workers = [child.memory_info().rss for child in below if child.ppid() != process.pid]
     return {
         "caller, MB": process.memory_info().rss / 1e6,
         "workers, MB": sum(workers) / 1e6,
