@@ -30,8 +30,8 @@ from .harness import table
 
 MOST_GROWTH = 0.02
 """Of resident memory, of the caller and of its workers together."""
-MOST_MORE = 6
-"""Descriptors, threads, processes and blocks: a worker that is being replaced has five."""
+MOST_MORE = 2
+"""Descriptors, threads, processes and blocks."""
 
 _SAMPLES = 80
 
@@ -120,9 +120,9 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
     trim(torch.ones(1))
     process = psutil.Process()
     below = process.children(recursive=True)
+    places: list[Any] = [executor.place(HEALTHY[2]) for executor in executors]
     # Below the caller are the servers and Python's tracker of resources; below those, the workers.
     workers = [child.memory_info().rss for child in below if child.ppid() != process.pid]
-    places: list[Any] = [executor.place(HEALTHY[2]) for executor in executors]
     return {
         "caller, MB": process.memory_info().rss / 1e6,
         "workers, MB": sum(workers) / 1e6,

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -23,7 +24,9 @@ import torch
 
 import penalties as pn
 from penalties import schedules, telemetry
+from penalties.execution import asynchronous
 from penalties.execution.executor import _close_all
+from penalties.execution.run import Run
 
 PLACES = ("thread", "process", "async")
 WHERE = contextvars.ContextVar("where", default="nowhere")
@@ -94,6 +97,13 @@ class TestEarly:
         assert late.result().grad.tolist() == [2.0, 2.0]
         if wrt:
             assert out["counts"].grad_error == "it does not read x"
+
+    def test_terms_here_that_a_gradient_is_wanted_of_wait_for_the_others(self, executor: pn.Executor) -> None:
+        late: Future[Any] = Future()
+        threading.Timer(0.1, late.set_result, [torch.ones(2)]).start()
+        pipeline = pn.Pipeline([pn.Term("l2", inputs="data"), pn.Term("l1", inputs="x")])
+        out = executor.run(pipeline, {"data": torch.ones(3), "x": late}, wrt=["data", "x"])
+        assert out.gradient["data"].tolist() == [2.0, 2.0, 2.0]
 
     def test_gradients_asked_for_are_taken_early_too(self, executor: pn.Executor) -> None:
         late: Future[Any] = Future()
@@ -213,8 +223,6 @@ class TestAsync:
         asyncio.run(main())
 
     def test_nothing_starts_once_it_was_cancelled(self, executor: pn.Executor) -> None:
-        from penalties.execution.run import Run
-
         run = Run(executor)
         run.cancel()
         with pytest.raises(pn.TermError, match="l1: was cancelled"):
@@ -313,6 +321,41 @@ class TestAsync:
 
         with pytest.raises(pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'):
             pn.Pipeline([sneaky])(np.ones(1))
+
+
+def test_a_coroutine_whose_turn_never_came_is_closed() -> None:
+    async def never() -> None: ...
+
+    coroutine = never()
+    asynchronous._close_unstarted(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+    asynchronous._close_unstarted(Future())
+
+
+class TestCancelled:
+    def test_nothing_more_starts(self, executor: pn.Executor) -> None:
+        run = Run(executor)
+        ran: list[str] = []
+
+        def first(x: Any) -> Any:
+            run.cancel()
+            return x.sum()
+
+        def second(x: Any) -> Any:
+            ran.append("second")
+            return x.sum()
+
+        x = {"x": torch.ones(2, requires_grad=True)}
+        with pytest.raises(pn.TermError, match="second: was cancelled"):
+            executor._run(run, pn.Pipeline([first, second]), x, "x", None, None, None, False)
+        with pytest.raises(pn.TermError, match="first: was cancelled"):
+            executor._run(run, pn.Pipeline([first, second]), x, None, None, None, None, False)
+        assert ran == []
+        late: Future[Any] = Future()
+        late.set_result(torch.ones(1))
+        away = pn.Pipeline([pn.Term(second, runs="thread"), pn.Term("l1", inputs="y")])
+        with pytest.raises(pn.TermError, match="second: was cancelled"):
+            executor._run(run, away, {**x, "y": late}, None, None, None, None, False)
 
 
 class TestMemory:

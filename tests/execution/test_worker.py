@@ -458,3 +458,14 @@ def test_a_value_without_a_graph_hangs_on_nothing() -> None:
     ops = owner(torch.ones(2))
     assert ops is not None
     assert not ops.captures(torch.tensor(1.0), [torch.ones(2)])
+
+
+def test_blocks_that_the_caller_removed_are_let_go(shared: Blocks) -> None:
+    views = Views()
+    first = shared.take(10)
+    views.attach(first.name)
+    shared.give([first], [first.name])
+    second = shared.take(10)
+    views.attach(second.name)
+    assert list(views._open) == [second.name]
+    views.forget([second.name])

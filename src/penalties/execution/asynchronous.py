@@ -1,6 +1,7 @@
 """Terms that are awaited: on a loop of the executor's own, never on the caller's."""
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections.abc import Generator
@@ -139,6 +140,7 @@ class _Running:
         try:
             found = waited.result()
         finally:
+            _close_unstarted(awaitable)
             # Its context knows of this, which would know of it: in a circle its graph would live until Python looks.
             self._coroutine = self._waited = None
         if isinstance(found, _Ended):
@@ -180,14 +182,21 @@ class _Running:
         """Cancel the coroutine; gives whether it runs on all the same."""
         with self._lock:
             self._cancelled = True
-            waited = self._waited
+            # Both before it is cancelled: who waits then lets go of them.
+            waited, coroutine = self._waited, self._coroutine
         if waited is None:
             assert self.thread is not None, "started"
             self.thread.cancel()
             return False
         waited.cancel()
-        coroutine, self._coroutine = self._coroutine, None
         return self._on is not None and self.place.left(coroutine, self._on)
+
+
+def _close_unstarted(awaitable: Any) -> None:
+    """Close a coroutine whose turn never came, because the loop ended before: Python would complain of it."""
+    coroutine: Any = awaitable if inspect.iscoroutine(awaitable) else None
+    if coroutine is not None and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        coroutine.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ LARGE: Final = 8 * 1024
 
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 * 1024
+_FOLDER: Final = "/dev/shm"
+"""Where Linux shows shared memory."""
+
 _ATTACHED: Final = 128
 """Blocks that a worker keeps open."""
 
@@ -148,6 +151,11 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
+def _removed(name: str) -> bool:
+    """Whether a block is there no more, where that can be seen."""
+    return os.path.isdir(_FOLDER) and not os.path.exists(f"{_FOLDER}/{name}")
+
+
 class Views:
     """A worker's view of the blocks that it was lent arrays in."""
 
@@ -161,6 +169,8 @@ class Views:
         if name in self._open:
             self._open.move_to_end(name)
             return self._open[name]
+        # The caller may have removed some since, after another worker used them: open here they still take memory.
+        self.forget([other for other in self._open if _removed(other)])
         block = shared_memory.SharedMemory(name)
         self._open[name] = block
         while len(self._open) > _ATTACHED:
