@@ -52,6 +52,25 @@ def test_the_last_one_is_found_with_all_that_was_in_it(run: Run) -> None:
     assert found.state == {}
 
 
+def test_a_folder_may_be_relative_and_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: list[Path] = []
+
+    def kept(folder: Path, name: str) -> str:
+        given.append(folder)
+        return in_folder(folder, name)
+
+    with Run.create("run", {}) as run:
+        run.begin_log()
+        save(run, 2, save_client=kept)
+        assert given[0].is_absolute()
+        Path("run").rename("moved")
+    found = latest(Run("moved"))
+    assert found is not None
+    assert Path(found.client) == tmp_path / "moved" / "checkpoints" / "000002" / "client"
+    assert (Path(found.client) / "model").read_text() == "step-000002"
+
+
 def test_a_model_elsewhere_is_loaded_by_its_own_name(run: Run) -> None:
     save(run, 3, save_client=lambda folder, name: f"tinker://model/weights/{name}")
     found = latest(run)

@@ -211,8 +211,8 @@ class TestFiles:
         write(tmp_path)
         with pytest.raises(ConfigError) as caught:
             load(tmp_path / "rum.toml")
-        assert caught.value.problems == [Problem("file", "there is none; did you mean run.toml?")]
-        with pytest.raises(ConfigError, match="file: there is none$"):
+        assert caught.value.problems == [Problem("file", "does not exist; did you mean run.toml?")]
+        with pytest.raises(ConfigError, match="file: does not exist; give the path of a TOML file$"):
             load(tmp_path / "no" / "such" / "folder.toml")
 
     def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:

@@ -85,7 +85,6 @@ MEANING = [
     ('[[term]]\nfn = "zzz"', "term.zzz.fn", ["one of l1, l2"]),
     ('[[term]]\nfn = "os:nothing"', "term.nothing.fn", ["can be imported", "has no attribute 'nothing'"]),
     ('[[term]]\nfn = "no.such:thing"', "term.thing.fn", ["No module named 'no'"]),
-    ('[[term]]\nfn = "tests.app.raising:x"', "term.x.fn", ["can be imported (RuntimeError: not today)"]),
     ('[[term]]\nfn = "tests.app.config_terms:NUMBER"', "term.NUMBER.fn", ["found 5", "a function"]),
     (f'{KL}{READS}options = {{ estimator = "k9" }}', "term.kl.options.estimator", ['found "k9"', '"k1", "k2" or "k3"']),
     (f"{KL}{READS}options = {{ estimator = 1 }}", "term.kl.options.estimator", ["found 1", '"k1", "k2" or "k3"']),
@@ -160,6 +159,12 @@ def test_a_mistake_says_where_what_and_what_else(tmp_path: Path, text: str, wher
     for part in says:
         assert part in found[where]
     assert "\n" not in found[where]
+
+
+def test_a_module_that_raises_is_named(tmp_path: Path) -> None:
+    (tmp_path / "raising_terms.py").write_text('raise RuntimeError("not today")\n')
+    found = problems(tmp_path, '[[term]]\nfn = "raising_terms:x"')
+    assert "can be imported (RuntimeError: not today)" in found["term.x.fn"]
 
 
 def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:

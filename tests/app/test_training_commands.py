@@ -11,6 +11,7 @@ import pytest
 
 from penalties.app import cli
 from penalties.app import train as train_module
+from penalties.app.clients import connect
 from penalties.app.commands.train import folder_for, next_command
 from penalties.app.disk import RunError
 from penalties.app.log import Log
@@ -91,6 +92,14 @@ class TestTrain:
         last = Run("runs/toy-2").last()
         assert last is not None
         assert last["event"] == "finished"
+
+    def test_so_does_the_local_model_from_a_relative_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(train_module, "connect", connect)
+        with monkeypatch.context() as broken:
+            interrupting(broken, 1)
+            assert cli.main(["train", "--set", "train.steps=3", "--quiet", "--run", "mine"]) == 1
+        assert cli.main(["train", "--set", "train.steps=3", "--quiet", "--run", "mine", "--resume"]) == 0
+        assert [record["step"] for record in Run("mine").records() if record["kind"] == "step"] == [0, 1, 2]
 
     def test_a_run_that_never_began_leaves_no_folder_that_nobody_named(
         self, here: Path, capsys: pytest.CaptureFixture[str]

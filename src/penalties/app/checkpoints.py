@@ -23,6 +23,7 @@ from .runs import Run
 __all__ = ["Checkpoint", "commit", "latest"]
 
 _ABOUT: Final = "checkpoint.json"
+_CLIENT: Final = "client"
 _STATE: Final = "state.safetensors"
 _VERSION: Final = 1
 _KEPT: Final = 2
@@ -60,15 +61,16 @@ def commit(
     """
     name = f"{step:06d}"
     folder = run.checkpoints / name
-    part = run.checkpoints / f".{name}.part"
+    part = run.checkpoints.absolute() / f".{name}.part"
     size = run.log.size
     with writing(folder):
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
-            client = save_client(part / "client", f"step-{name}")
-            if Path(client) == part / "client":
-                client = "client"
+            client = save_client(part / _CLIENT, f"step-{name}")
+            # What is in the folder goes with it, wherever that is moved.
+            if Path(client).resolve() == (part / _CLIENT).resolve():
+                client = _CLIENT
             arrays = list(_arrays(state))
             if state:
                 save_state(state, part / _STATE)
@@ -115,8 +117,8 @@ def latest(run: Run, device: Any = None) -> Checkpoint | None:
         if about["has_state"]:
             kinds = iter(about["arrays"])
             state = _restored(load_state(folder / _STATE), kinds, device)
-        if client == "client":
-            client = str(folder / client)
+        if client == _CLIENT:
+            client = str((folder / client).absolute())
         return Checkpoint(step, client, state, notes, log_size)
     return None
 

@@ -118,7 +118,7 @@ class Local:
 
     def save(self, folder: Path, name: str) -> str:
         """Save into the folder."""
-        return self.client.save_state(folder.absolute()).result().path
+        return self.client.save_state(folder).result().path
 
     def another(self, table: "ClientTable") -> Any:
         """A second model in this process."""

@@ -153,8 +153,8 @@ def _parsed(source: Path) -> dict[str, Any]:
         return tomllib.loads(source.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         there = [one.name for one in source.parent.glob("*.toml")] if source.parent.is_dir() else []
-        hint = nearest(source.name, [*there, DEMO])
-        raise ConfigError(str(source), [Problem("file", f"there is none{hint}")]) from None
+        hint = nearest(source.name, [*there, DEMO]) or "; give the path of a TOML file"
+        raise ConfigError(str(source), [Problem("file", f"does not exist{hint}")]) from None
     except OSError as error:
         raise ConfigError(str(source), [Problem("file", f"cannot be read ({error.strerror})")]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -54,7 +54,7 @@ class Log:
     def __init__(self, path: Path, size: int = 0) -> None:
         """Open a file, and cut off what is beyond `size`."""
         self.path = path
-        self.size = 0
+        self.size: int = 0
         """Bytes that were written."""
         self._next = 0.0
         with writing(path):

@@ -150,7 +150,7 @@ class Pace:
     def __init__(self, steps: int, done: int) -> None:
         """A run of so many steps, of which some are done."""
         self.steps = steps
-        self.done = done
+        self.done: int = done
         self._first = done
         self._began = 0.0
         self._tokens = 0.0

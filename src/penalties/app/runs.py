@@ -45,7 +45,7 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         """A folder to read; nothing is looked at yet."""
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self._lock: Lock | None = None
         self._log: Log | None = None
 

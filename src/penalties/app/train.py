@@ -16,8 +16,9 @@ from ..errors import said
 from ..execution.executor import Executor
 from ..pipeline import Pipeline
 from ..pipeline.output import LossOutput
+from ..pipeline.schedules import Schedule
 from ..pipeline.schedules import weights as weights_at
-from ..pipeline.term import Weight
+from ..pipeline.term import Term, Weight
 from ..training.custom_loss import forward_backward_custom
 from . import checkpoints
 from .checkpoints import Checkpoint
@@ -185,15 +186,15 @@ class Training:
         self.sinks = sinks
         self.progress = progress
         # Kept: what is made anew counts as another objective each time.
-        self.base = config.base
-        self.pipeline = config.pipeline()
-        self.watched = every_term(self.pipeline)
-        self.schedules = config.schedules()
-        self.learning_rate = config.learning_rate()
-        self.findings = Findings()
-        self.done = 0
+        self.base: Term | dict[str, Any] = config.base
+        self.pipeline: Pipeline = config.pipeline()
+        self.watched: Pipeline = every_term(self.pipeline)
+        self.schedules: dict[str, Schedule] = config.schedules()
+        self.learning_rate: Schedule = config.learning_rate()
+        self.findings: Findings = Findings()
+        self.done: int = 0
         """Steps that are finished."""
-        self.saved = 0
+        self.saved: int = 0
         """Steps of the last checkpoint."""
         self.state: dict[str, Any] = {}
 

@@ -57,7 +57,7 @@ class Columns:
 
     def __init__(self, *, shapes: bool = True) -> None:
         """Empty; `shapes=False` parses every line."""
-        self.count = 0
+        self.count: int = 0
         """Step lines so far."""
         self.terms: dict[str, None] = {}
         """The names of terms, in the order of their first appearance."""
