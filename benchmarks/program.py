@@ -26,7 +26,8 @@ from penalties.app.progress_live import Live
 from penalties.app.remembering import References
 from penalties.app.runs import Run
 from penalties.app.sinks import attached
-from penalties.app.train import Training, TrainingExecutor
+from penalties.app.train import Training
+from penalties.execution.executor import Executor
 from penalties.pipeline.schedules import weights
 from penalties.training import (
     AdamParams,
@@ -159,7 +160,7 @@ def training(config: Config, progress: Progress) -> Iterator[Training]:
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.create(Path(folder) / "run", config) as run,
-        TrainingExecutor(config.train.cosines_every) as executor,
+        Executor() as executor,
         attached(config.sinks, run.folder, {}) as sinks,
     ):
         run.begin_log()

@@ -119,6 +119,20 @@ class TestTheGradient:
         assert out.metrics["count"] == 2.0
         assert client.sent[0][1].loss_fn_inputs["weights"].tolist() == [0.0, 0.0]
 
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_cosines_between_terms(self, asynchronous: bool) -> None:
+        def opposed(data: Any, logprobs: Any) -> Any:
+            return -3 * squared(data, logprobs)[0]
+
+        given: dict[str, Any] = {"regularizers": [opposed], "cosines": True}
+        if asynchronous:
+            call = forward_backward_custom_async(RemoteClient(), batch(3, 2), squared, **given)
+            out = asyncio.run(call).result(60)
+        else:
+            out = forward_backward_custom(RemoteClient(), batch(3, 2), squared, **given).result(60)
+        np.testing.assert_allclose(out.custom_loss.cosines, [[1, -1], [-1, 1]], atol=1e-6)
+        assert forward_backward_custom(RemoteClient(), batch(3, 2), squared).result(60).custom_loss.cosines is None
+
     def test_accumulates_over_calls(self) -> None:
         client, data = RemoteClient(), batch(3, 2)
         for _ in range(2):
@@ -754,6 +768,7 @@ class TestBadInput:
             ({"server": "other"}, 'server="other"; expected "tinker" or "skyrl"'),
             ({"executor": 3}, "executor=3; expected an Executor"),
             ({"track_grad_norms": "yes"}, 'track_grad_norms="yes"'),
+            ({"cosines": 1}, "cosines=1"),
             ({"references": [1]}, "a dict from names"),
             ({"references": {1: []}}, "names, each a string"),
             ({"references": {"mask": [1.0]}}, "another name"),

@@ -627,6 +627,25 @@ class TestTeacher:
         same(got(provider.start(student, BATCH, step=1)), [truth(one) for one in BATCH])
         assert (teacher.count, student.count) == (3, 0)
 
+    def test_what_it_remembers_is_known_to_the_next(self, tmp_path: Path) -> None:
+        provider = references.client(Client(), cache=True)
+        got(provider.start(None, BATCH, step=0))
+        assert len(provider) == 3
+        provider.save(tmp_path / "teacher.npz")
+        teacher = Client()
+        loaded = references.client(teacher, cache=True)
+        loaded.load(tmp_path / "teacher.npz")
+        same(got(loaded.start(None, BATCH, step=1)), [truth(one) for one in BATCH])
+        assert (len(loaded), teacher.count) == (3, 0)
+
+    def test_one_that_remembers_nothing_loads_nothing(self, tmp_path: Path) -> None:
+        provider = references.client(Client())
+        got(provider.start(None, BATCH, step=0))
+        assert len(provider) == 0
+        provider.save(tmp_path / "teacher.npz")
+        with pytest.raises(pn.OptionError, match="client: cache=False; expected True: one that remembers nothing"):
+            provider.load(tmp_path / "teacher.npz")
+
     def test_a_teacher_that_takes_its_time_to_take_the_data(self) -> None:
         teacher, go = Client(), threading.Event()
         plain = teacher.forward

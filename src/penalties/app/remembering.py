@@ -10,29 +10,13 @@ from .disk import writing
 __all__ = ["References"]
 
 
-class _KeptTeacher(Teacher):
-    """A teacher whose answers are kept from one process to the next."""
-
-    def __len__(self) -> int:
-        assert self._memory is not None, "made with cache=True"
-        return len(self._memory)
-
-    def save(self, path: Path) -> None:
-        assert self._memory is not None, "made with cache=True"
-        self._memory.save(path)
-
-    def load(self, path: Path) -> None:
-        assert self._memory is not None, "made with cache=True"
-        self._memory.load("client", path)
-
-
 class References:
     """The providers of a run, by name, and the files of those that remember."""
 
     def __init__(self, providers: Mapping[str, Provider], folder: Path) -> None:
         """Know what earlier processes wrote down."""
-        self.providers: dict[str, Any] = {name: _kept(one) for name, one in providers.items()}
-        self._files = {name: folder / f"{name}.npz" for name, one in self.providers.items() if hasattr(one, "save")}
+        self.providers: dict[str, Any] = dict(providers)
+        self._files = {name: folder / f"{name}.npz" for name, one in providers.items() if _remembers(one)}
         self._known = dict.fromkeys(self._files, 0)
         for name, path in self._files.items():
             if path.is_file():
@@ -67,7 +51,5 @@ class References:
         return {name: future.result() for name, future in started.items()}
 
 
-def _kept(provider: Any) -> Any:
-    if type(provider) is Teacher and "cache=True" in repr(provider):
-        return _KeptTeacher(provider.teacher, cache=True)
-    return provider
+def _remembers(provider: Any) -> bool:
+    return isinstance(provider, Initial) or (isinstance(provider, Teacher) and provider.cache)

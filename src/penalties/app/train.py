@@ -8,7 +8,7 @@ numbers, since the data of a step depend on nothing but the seed and its number.
 import contextlib
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from ..pipeline import Pipeline
 from ..pipeline.output import LossOutput
 from ..pipeline.schedules import Schedule
 from ..pipeline.schedules import weights as weights_at
-from ..pipeline.term import Term, Weight
+from ..pipeline.term import Term
 from ..training.custom_loss import forward_backward_custom
 from . import checkpoints
 from .checkpoints import Checkpoint
@@ -37,7 +37,7 @@ from .sinks import Sinks, attached
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["Interrupted", "Training", "TrainingExecutor", "train"]
+__all__ = ["Interrupted", "Training", "train"]
 
 _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
@@ -109,7 +109,7 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             backend = connect(config, None if checkpoint is None else checkpoint.client)
             ending.callback(lambda: backend.close(status))
             stream = Stream(config, backend.tokenizer)
-            executor = TrainingExecutor(config.train.cosines_every)
+            executor = Executor()
             ending.callback(executor.close)
             references = References(config.providers(backend.another), run.references)
             sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict()))
@@ -136,32 +136,6 @@ def _leave_word(run: Run, step: int, event: str, message: str) -> None:
         run.event(step, event, message)
 
 
-class TrainingExecutor(Executor):
-    """Takes the cosines between the terms' gradients at some steps."""
-
-    def __init__(self, every: int) -> None:
-        """At steps that this divides; never for 0."""
-        super().__init__()
-        self._every = every
-        self.training = False
-        """Whether it is a step that is computed."""
-
-    def run(
-        self,
-        pipeline: Pipeline,
-        inputs: Any,
-        *,
-        wrt: str | Sequence[str] | None = None,
-        weights: Mapping[str, Weight] | None = None,
-        step: Any = None,
-        state: Mapping[str, Any] | None = None,
-        cosines: bool = False,
-    ) -> LossOutput:
-        """As any executor, and with cosines where it is a step for them."""
-        wanted = cosines or (self.training and self._every > 0 and step % self._every == 0)
-        return super().run(pipeline, inputs, wrt=wrt, weights=weights, step=step, state=state, cosines=wanted)
-
-
 class Training:
     """A run in progress: the model, the data, the objective, and where it stands."""
 
@@ -171,7 +145,7 @@ class Training:
         run: Run,
         backend: Backend,
         stream: Any,
-        executor: TrainingExecutor,
+        executor: Executor,
         references: References,
         sinks: Sinks,
         progress: Progress,
@@ -237,23 +211,21 @@ class Training:
         data = self.backend.batch(self.stream.batch(step))
         rate = float(self.learning_rate(step))
         options = {name: float(getattr(self.config.train, name)) for name in _ADAM}
-        self.executor.training = True
-        try:
-            passed = forward_backward_custom(
-                self.backend.client,
-                data,
-                self.base,
-                regularizers=self.pipeline,
-                references=self.references.providers,
-                track_grad_norms=self.config.train.track_grad_norms,
-                weights=weights_at(self.schedules, step),
-                executor=self.executor,
-                step=step,
-                state=self.state,
-                server=self.backend.server,
-            )
-        finally:
-            self.executor.training = False
+        every = self.config.train.cosines_every
+        passed = forward_backward_custom(
+            self.backend.client,
+            data,
+            self.base,
+            regularizers=self.pipeline,
+            references=self.references.providers,
+            track_grad_norms=self.config.train.track_grad_norms,
+            weights=weights_at(self.schedules, step),
+            executor=self.executor,
+            step=step,
+            state=self.state,
+            cosines=every > 0 and step % every == 0,
+            server=self.backend.server,
+        )
         # Sent at once: a server can begin while the backward's answer is on its way.
         stepped = self.backend.client.optim_step(self.backend.adam({"learning_rate": rate, **options}))
         output, optimizer = passed.result(), stepped.result()

@@ -43,6 +43,7 @@ def forward_backward_custom(
     timeout: float | None = None,
     step: Any = None,
     state: Mapping[str, Any] | None = None,
+    cosines: bool = False,
     server: str = "tinker",
 ) -> CustomLossFuture:
     """Train a client's model on `loss_fn + Σ weight·term`, all of them functions of its log-probabilities.
@@ -53,7 +54,8 @@ def forward_backward_custom(
     `logits` and `hidden.<layer>` too. `references` maps a name to one array per datum, or to a provider.
 
     The forward is awaited here, terms run where they say, and the call gives back when the backward has been sent, so
-    that an `optim_step` sent next comes after it. The result is the client's own, with `.custom_loss`, the
+    that an `optim_step` sent next comes after it. `track_grad_norms` measures the gradient of each term, and `cosines`
+    those between them. The result is the client's own, with `.custom_loss`, the
     `LossOutput`, and its numbers among the metrics. Nothing runs on the client's event loop.
 
     >>> from penalties.training import AdamParams, Datum, LocalTrainingClient, ModelInput, forward_backward_custom
@@ -64,11 +66,12 @@ def forward_backward_custom(
     ...     passed.result().custom_loss.names
     ('base_loss', 'l1')
     """
-    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
+    norms = (track_grad_norms, cosines)
+    call = _Call(client, data, loss_fn, regularizers, references, norms, executor, timeout, server, step)
     with call, _torch().inference_mode(False), _torch().enable_grad():
         inputs = call.begin()
         output = call.executor.run(
-            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
+            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state, cosines=cosines
         )
         return call.sent(call.linearised(output), output)
 
@@ -86,6 +89,7 @@ async def forward_backward_custom_async(
     timeout: float | None = None,
     step: Any = None,
     state: Mapping[str, Any] | None = None,
+    cosines: bool = False,
     server: str = "tinker",
 ) -> CustomLossFuture:
     """As `forward_backward_custom`, without blocking the event loop.
@@ -102,7 +106,8 @@ async def forward_backward_custom_async(
     ...     asyncio.run(step(client, data)) > 0
     True
     """
-    call = _Call(client, data, loss_fn, regularizers, references, track_grad_norms, executor, timeout, server, step)
+    norms = (track_grad_norms, cosines)
+    call = _Call(client, data, loss_fn, regularizers, references, norms, executor, timeout, server, step)
     if not _torch().is_grad_enabled():
         # A mode of this thread, which other tasks run in too: it is not ours to change while they do.
         raise GradientError("forward_backward_custom_async: was awaited inside torch.no_grad(); await it outside")
@@ -110,7 +115,7 @@ async def forward_backward_custom_async(
         # In a thread: a provider of somebody else's may take its time.
         inputs = await asyncio.to_thread(call.begin)
         output = await call.executor.run_async(
-            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state
+            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state, cosines=cosines
         )
         return call.sent(await asyncio.to_thread(call.linearised, output), output)
 
@@ -125,7 +130,7 @@ class _Call:
         loss_fn: Any,
         regularizers: Any,
         references: Any,
-        track_grad_norms: bool,
+        norms: tuple[bool, bool],
         executor: Any,
         timeout: float | None,
         server: str,
@@ -137,7 +142,8 @@ class _Call:
             if not callable(getattr(client, method, None)):
                 kind = type(client).__name__
                 raise InputError(f"forward_backward_custom: the client, {kind}, has no method {method}; expected one")
-        check_flag("forward_backward_custom", "track_grad_norms", track_grad_norms)
+        for name, flag in zip(("track_grad_norms", "cosines"), norms, strict=True):
+            check_flag("forward_backward_custom", name, flag)
         self.surrogate = surrogate_of(server)
         self.batch = Batch.of(data)
         self.given, packable = _references(references, self.batch)
@@ -152,7 +158,7 @@ class _Call:
         self.leaves: dict[str, Any] = {}
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
-        self.wrt = [PACKED, *self.objective.local] if track_grad_norms else None
+        self.wrt = [PACKED, *self.objective.local] if any(norms) else None
         self.executor: Executor = _default() if executor is None else executor
         if not isinstance(cast("object", self.executor), Executor):
             raise OptionError("forward_backward_custom", "executor", executor, "an Executor")
@@ -160,7 +166,7 @@ class _Call:
             "model_id": getattr(client, "model_id", None),
             "data_count": len(self.batch.data),
             "regularizer_count": len(self.objective.pipeline),
-            "track_grad_norms": bool(track_grad_norms),
+            "track_grad_norms": bool(any(norms)),
             "step": step,
         }
         self._began = 0.0

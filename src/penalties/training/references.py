@@ -155,7 +155,11 @@ class Initial:
 
 
 class Teacher:
-    """Makes log-probabilities by the forward of another client."""
+    """Makes log-probabilities by the forward of another client.
+
+    With `cache=True` each datum is asked for once. To go on with a run, `save` what it knows and `load` that into a new
+    one.
+    """
 
     def __init__(self, teacher: Any, cache: bool = False) -> None:
         """Of a client with the method `forward`."""
@@ -163,11 +167,17 @@ class Teacher:
             raise OptionError("client", "teacher", teacher, "a client, with a method forward")
         check_flag("client", "cache", cache)
         self.teacher = teacher
-        self._memory = Memory() if cache else None
+        self.cache: bool = bool(cache)
+        """Whether it remembers."""
+        self._memory = Memory()
+
+    def __len__(self) -> int:
+        """How many data it knows."""
+        return len(self._memory)
 
     def __repr__(self) -> str:
         """As it is made."""
-        cached = ", cache=True" if self._memory is not None else ""
+        cached = ", cache=True" if self.cache else ""
         return f"client({type(self.teacher).__name__}{cached})"
 
     def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
@@ -185,11 +195,21 @@ class Teacher:
         try:
             for place, datum in enumerate(listed):
                 targets_of(place, datum)
-            if self._memory is not None:
+            if self.cache:
                 return self._memory.ask([key_of(place, datum) for place, datum in enumerate(listed)], send)
         except Exception as error:
             return failed(error)
         return promise(send(range(len(listed)))) if listed else ready([])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what it knows to a file (.npz), whole or not at all; nothing without `cache=True`."""
+        self._memory.save(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Know what `save` wrote."""
+        if not self.cache:
+            raise OptionError("client", "cache", False, "True: one that remembers nothing has nothing to load")
+        self._memory.load("client", path)
 
 
 @dataclasses.dataclass(frozen=True)
