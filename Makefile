@@ -12,7 +12,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test test-slow test-servers check bench docs release constraints clean
+.PHONY: demo test test-slow test-servers check bench docs notebooks pictures release constraints clean
 
 # A small model learns pig latin under three terms; the last line says where the report is.
 demo: $(VENV)/.demo
@@ -43,6 +43,13 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pages of the notebooks, and pictures of reports, which need Chromium: made anew, and committed.
+notebooks: $(VENV)/.dev
+	$(BIN)/python -m docs._plots.notebooks
+
+pictures: $(VENV)/.dev
+	PENALTIES_PICTURES=1 $(BIN)/python -m pytest -n 0 tests/app/test_report_browser.py -k pictures
 
 # What would be published: built, checked, and tried in an environment of its own outside this folder.
 release: $(VENV)/.release

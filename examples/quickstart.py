@@ -1,6 +1,6 @@
 """Train a small classifier on two moons with four penalties in its loss, and print what each of them adds.
 
-Run it with `make demo` or `python examples/quickstart.py`; it needs PyTorch and nothing from the network.
+Run it with `python examples/quickstart.py`; it needs PyTorch and nothing from the network.
 """
 
 import math
