@@ -1,4 +1,5 @@
 import os
+import signal
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu" if os.environ.get("PENALTIES_DEVICE", "cpu") == "cpu" else "")
 
@@ -11,6 +12,8 @@ from tests.libraries import DIFFERENTIABLE, LIBRARIES
 hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=30, database=None)
 hypothesis.settings.load_profile("seeded")
 torch.set_num_threads(1)
+# A shell starts what runs in its background with Ctrl-C ignored, and tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,7 +10,7 @@ from ..functional.nests import flatten
 from .combine import Sums, cosines_of
 from .output import LossOutput, TermOutput, Terms
 
-__all__ = ["norm", "track"]
+__all__ = ["measured", "norm", "track"]
 
 
 def norm(fn: Callable[[Any], Any], x: Any) -> float:
@@ -81,52 +81,59 @@ def track(
         raise GradientError(f"track: no tensor of {given} requires grad; pass one that the terms were computed from")
     if not out.total.requires_grad:
         raise GradientError("track: the total has no graph; call the pipeline outside torch.no_grad()")
-    rows: list[TermOutput] = list(out.terms.values())
-    first = out.base
-    total = out.total
     if base is not None:
-        if first is not None:
+        if out.base is not None:
             raise OptionError("track", "base", base, "None: the pipeline has a base loss of its own")
         if not hasattr(base, "backward") or len(base.shape):
             raise OptionError("track", "base", base, "a scalar tensor")
-        first = TermOutput("base_loss", base)
-        total = base + total
-    rows = [*([first] if first is not None else []), *rows]
+        out = dataclasses.replace(out, total=base + out.total, base=TermOutput("base_loss", base))
 
     import torch
 
+    def slopes(value: Any) -> list[Any]:
+        return list(torch.autograd.grad(value, points, retain_graph=True, allow_unused=True))
+
+    # What value_and_grad has differentiated has no graph any more.
+    output = measured(out, slopes, len(points), "the shared tensor" if given == "at" else "these parameters", cosines)
+    if backward:
+        out.total.backward()
+    return output
+
+
+def measured(
+    out: LossOutput, slopes: Callable[[Any], list[Any]], count: int, what: str, cosines: bool = True
+) -> LossOutput:
+    """The output with norms, and cosines, of what `slopes` gives for each value that has a graph.
+
+    Those are as many tensors as `count` says, None where there is no dependence; `what` says what they are at.
+    """
+    ops = owner(out.total)
+    assert ops is not None, "a total with a graph is an array"
+    rows = [*([] if out.base is None else [out.base]), *out.terms.values()]
     gathered: list[list[Any]] = []
     tracked: list[TermOutput] = []
-    ops = owner(total)
-    assert ops is not None, "a total with a graph is an array"
+    summed = Sums(ops, count)
     for row in rows:
-        gradients: list[Any] = [None] * len(points)
-        if row.value is not None and row.value.requires_grad:
-            gradients = list(torch.autograd.grad(row.value, points, retain_graph=True, allow_unused=True))
+        gradients: list[Any] = [None] * count
+        if row.value is not None and getattr(row.value, "requires_grad", False):
+            gradients = slopes(row.value)
         present = [gradient for gradient in gradients if gradient is not None]
         if row.value is None:
             tracked.append(row)
         elif present:
             tracked.append(dataclasses.replace(row, grad_norm=ops.norm(present), grad_error=None))
         else:
-            # What value_and_grad has differentiated has no graph any more.
-            what = "the shared tensor" if given == "at" else "these parameters"
             reason = f"its value does not depend on {what} by operations that PyTorch can differentiate"
             tracked.append(dataclasses.replace(row, grad_norm=None, grad_error=reason))
         gathered.append(gradients)
-    summed = Sums(ops, len(points))
-    for row, gradients in zip(tracked, gathered, strict=True):
         summed.add(gradients, row.weight)
     present = [gradient for gradient in summed.leaves if gradient is not None]
-    output = LossOutput(
-        total,
-        Terms.of(tracked if first is None else tracked[1:]),
-        None if first is None else tracked[0],
+    return LossOutput(
+        out.total,
+        Terms.of(tracked if out.base is None else tracked[1:]),
+        None if out.base is None else tracked[0],
         out.regularizer_total,
         ops.norm(present) if present else None,
         cosines=cosines_of(ops, gathered) if cosines else None,
         state=out.state,
     )
-    if backward:
-        total.backward()
-    return output

@@ -1,0 +1,14 @@
+"""`python -m penalties.app` is the program."""
+
+import runpy
+import sys
+
+import pytest
+
+
+def test_the_package_is_the_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["penalties", "version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("penalties.app", run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("penalties ")
