@@ -5,6 +5,7 @@
 (5, 'tiny', 'kl')
 """
 
+import copy
 import os
 import sys
 import tomllib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ..pipeline import Pipeline, Term
 from ..pipeline.schedules import Schedule, constant
@@ -37,10 +38,12 @@ from .config_tables import (
     TrainTable,
 )
 
-__all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "examine", "find", "load"]
+__all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "examine", "find", "load", "load_again"]
 
 DEMO: Final = "demo"
 """The config that ships with the program."""
+
+_FOLDER: Final = "folder"
 
 
 class Config(Table):
@@ -60,18 +63,29 @@ class Config(Table):
     """The terms of the objective, beside the base loss."""
     sinks: SinksTable = SinksTable()
     """Where metrics go beside the run's own log."""
+    _folder: str | None = PrivateAttr(default=None)
+    """Where functions of one's own are looked for; None where there are none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole config with every default, as data for JSON; there are no secrets in it."""
-        return self.model_dump(mode="json")
+        """The whole config with every default, as data for JSON; there are no secrets in it.
+
+        Where it names functions of one's own, `folder` is where they are looked for.
+        """
+        return self.model_dump(mode="json") | ({} if self._folder is None else {_FOLDER: self._folder})
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Config":
         """The config that `to_dict` gave; neither files nor functions are looked for."""
-        config, problems = read(cls, given)
+        config, problems = read(cls, {key: value for key, value in given.items() if key != _FOLDER})
         if problems:
             raise ConfigError("config", problems)
-        return config
+        return config.beside(given.get(_FOLDER))
+
+    def beside(self, folder: str | None) -> "Config":
+        """The same with its functions of one's own in this folder."""
+        made = self.model_copy()
+        made._folder = folder
+        return made
 
     def pipeline(self) -> Pipeline:
         """The terms, without the base loss."""
@@ -122,8 +136,20 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
 def examine(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> tuple[Config, list[Problem]]:
     """The config in a file without what is wrong in it, and all of that; a file that cannot be read is an error."""
     source = find(path)
-    raw = _parsed(source)
-    folder = source.parent
+    return _examined(_parsed(source), source.parent, overrides)
+
+
+def load_again(given: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> Config:
+    """The config that `to_dict` gave, with some values set, checked as that of a file; `source` is for messages."""
+    raw = copy.deepcopy(dict(given))
+    config, problems = _examined(raw, Path(raw.pop(_FOLDER, ".")), overrides)
+    if problems:
+        raise ConfigError(source, problems)
+    return config
+
+
+def _examined(raw: dict[str, Any], folder: Path, overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
+    """The config of what was read from a file in a folder, and what is wrong with it."""
     _absolute(raw, folder)
     problems = override(raw, overrides, list(Config.model_fields))
     _absolute(raw, Path.cwd())
@@ -138,7 +164,8 @@ def examine(path: str | os.PathLike[str] | None = None, overrides: Sequence[str]
         return config, problems
     names = config.pipeline().names
     terms = [table.model_copy(update={"name": name}) for table, name in zip(config.term, names, strict=True)]
-    return config.model_copy(update={"term": terms}), []
+    own = any(":" in function for function in (config.train.loss, *(table.fn for table in terms)))
+    return config.model_copy(update={"term": terms}).beside(str(folder.absolute()) if own else None), []
 
 
 def find(path: str | os.PathLike[str] | None) -> Path:
