@@ -42,7 +42,8 @@ class Terminal(io.StringIO):
 
 
 def step(number: int, value: float = 2.0, **terms: Any) -> dict[str, Any]:
-    kl = {"value": value / 2, "weight": 0.5, "contribution": value / 4, "grad_norm": 0.25, "custom": {}, **terms}
+    kl = {"value": value / 2, "weight": 0.5, "contribution": value / 4, "grad_norm": 0.25, "custom": {}}
+    kl |= {"grad_norm_weighted": 0.125, **terms}
     return {
         "kind": "step",
         "step": number,
@@ -80,36 +81,63 @@ class TestLines:
         assert found[0] == "runs/demo: 100 steps"
         assert [int(line.split("/")[0].removeprefix("step ")) for line in found[1:]] == [1, *range(5, 101, 5)]
         assert found[1].startswith("step 1/100: loss 2.5, base_loss 2, kl 1 (20%); 2000 tokens/s, ")
-        assert found[-1].endswith("0:00 left")
+        assert found[1].endswith(" left")
+        assert found[-1].endswith("tokens/s, 0:00 elapsed")
 
-    def test_a_slow_step_has_a_line_whatever_its_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("steps", [21, 39, 60, 150, 12_345])
+    def test_are_about_twenty_however_long_the_run_is(self, steps: int) -> None:
         out = io.StringIO()
         lines = Lines(out)
-        lines.begin(Path("run"), 1000, 0)
-        now = [0.0]
-        monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
-        for number in range(6):
+        lines.begin(Path("run"), steps, 0)
+        for number in range(steps):
             lines.record(step(number), "")
-            now[0] += 20.0
-        assert [line.split(":")[0] for line in out.getvalue().splitlines()[1:]] == [
-            "step 1/1000",
-            "step 3/1000",
-            "step 5/1000",
-        ]
+            lines.record(evaluation(number + 1), "")
+            lines.record(event("checkpoint", f"after {number + 1} steps", number + 1), "")
+        found = out.getvalue().splitlines()[1:]
+        for kind in ("step", "evaluation", "checkpoint"):
+            told = [line for line in found if line.startswith(kind)]
+            assert 20 <= len(told) <= 21
+            assert str(steps) in told[-1]
+
+    def test_are_as_few_as_is_asked_for(self) -> None:
+        out = io.StringIO()
+        lines = chosen(out=out, lines=5)
+        lines.begin(Path("run"), 60, 0)
+        for number in range(60):
+            lines.record(step(number), "")
+        told = [line.split("/")[0] for line in out.getvalue().splitlines()[1:]]
+        assert told == ["step 1", "step 12", "step 24", "step 36", "step 48", "step 60"]
 
     def test_a_run_that_goes_on_says_from_where(self) -> None:
         out = io.StringIO()
         Lines(out).begin(Path("run"), 10, 4)
         assert out.getvalue() == "run: 10 steps, 4 of them done\n"
 
+    def test_the_first_step_of_one_that_goes_on_has_a_line(self) -> None:
+        out = io.StringIO()
+        lines = Lines(out)
+        lines.begin(Path("run"), 1000, 401)
+        for number in (401, 402):
+            lines.record(step(number), "")
+        assert [line.split(":")[0] for line in out.getvalue().splitlines()[1:]] == ["step 402/1000"]
+
     def test_evaluations_and_events_have_lines(self) -> None:
         out = io.StringIO()
         lines = Lines(out)
-        for record in (evaluation(20), event("warning"), event("checkpoint", "after 20 steps"), event("finished")):
+        lines.begin(Path("run"), 20, 0)
+        first = [evaluation(0), event("warning", "2 lines are bad", 0), *(step(number) for number in range(4))]
+        then = [event("warning"), evaluation(20), event("checkpoint", "after 20 steps", 20), event("finished")]
+        for record in (*first, *then):
             lines.record(record, "")
-        assert out.getvalue().splitlines() == [
+        found = out.getvalue().splitlines()
+        assert found[1:3] == [
+            "evaluation before step 1: loss 2.5, base_loss 2, kl 1 (20%)",
+            "warning: 2 lines are bad",
+        ]
+        assert found[6].startswith("step 4/20: ")
+        assert found[7:] == [
+            "warning at step 4: something",
             "evaluation after step 20: loss 2.5, base_loss 2, kl 1 (20%)",
-            "warning, step 3: something",
             "checkpoint after 20 steps",
             "finished: something",
         ]
@@ -122,7 +150,7 @@ class TestLines:
 
     def test_an_objective_without_a_base_has_none(self) -> None:
         loss = {key: part for key, part in step(0)["loss"].items() if key != "base_loss"}
-        assert spoken({"kind": "eval", "step": 1, "loss": loss}) == "evaluation after step 1: loss 2.5, kl 1 (100%)"
+        assert spoken({"kind": "eval", "step": 1, "loss": loss}, 1) == "evaluation after step 1: loss 2.5, kl 1 (100%)"
 
 
 def _skipped() -> dict[str, Any]:
@@ -188,17 +216,36 @@ class TestLive:
         assert "4/10 steps" in lines[0]
         assert "2000 tokens/s" in lines[0]
         assert "left" in lines[0]
-        assert lines[1].split() == ["term", "value", "weight", "share", "gradient"]
+        assert lines[1].split() == ["term", "value", "weight", "of", "loss", "gradient", "×", "weight"]
         assert lines[2].split() == ["loss", "1.25", "-", "-", "1.1", "█▆▃▁"]
         assert lines[3].split() == ["base_loss", "1", "-", "80%", "1", "█▆▃▁"]
-        assert lines[4].split() == ["kl", "0.5", "0.5", "20%", "0.25", "█▆▃▁"]
+        assert lines[4].split() == ["kl", "0.5", "0.5", "20%", "0.125", "█▆▃▁"]
+
+    def test_a_gradient_that_was_not_measured_is_the_last_that_was(self) -> None:
+        live = Live(Terminal())
+        live.record(step(0), "")
+        unmeasured = step(1, grad_norm=None, grad_norm_weighted=None)
+        unmeasured["loss"] |= {"total_grad_norm": None, "base_loss": {"value": 1.0, "grad_norm": None, "custom": {}}}
+        live.record(unmeasured, "")
+        assert [line.split()[-2] for line in self.drawn(live).splitlines()[2:]] == ["1.1", "1", "0.125"]
+
+    def test_the_bar_ends_with_the_time_that_it_took(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [100.0]
+        monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+        live = Live(Terminal())
+        live.begin(Path("run"), 10, 0)
+        now[0] += 83.0
+        live.record(step(0), "")
+        assert self.drawn(live).splitlines()[0].endswith(" left")
+        live.end()
+        assert self.drawn(live).splitlines()[0].endswith("  1:23 elapsed")
 
     def test_held_out_values_have_a_column_once_there_are_some(self) -> None:
         live = Live(Terminal())
         live.record(evaluation(0), "")
         live.record(step(0, value=3.0), "")
         lines = self.drawn(live).splitlines()
-        assert lines[1].split() == ["term", "value", "held", "out", "weight", "share", "gradient"]
+        assert lines[1].split() == ["term", "value", "held", "out", "weight", "of", "loss", "gradient", "×", "weight"]
         assert lines[4].split()[:3] == ["kl", "1.5", "1"]
 
     def test_a_term_that_rests_or_failed_keeps_its_row(self) -> None:
@@ -230,11 +277,12 @@ class TestLive:
         out = Terminal()
         live = Live(out)
         live.begin(Path("run"), 10, 0)
+        live.record(step(3), "")
         live.record(event("warning", "l1 dominates [l2]"), "")
         live.record(event("checkpoint", "after 3 steps"), "")
         live.end()
         live.end()
-        assert "warning, step 3: l1 dominates [l2]" in out.getvalue()
+        assert "warning at step 4: l1 dominates [l2]" in out.getvalue()
         assert "checkpoint" not in out.getvalue()
 
     def test_a_terminal_of_few_signs_has_a_line_of_them(self) -> None:
@@ -246,7 +294,9 @@ class TestLive:
         live = Live(Plain())
         for number in range(3):
             live.record(step(number, value=number + 1.0), "")
-        assert self.drawn(live).splitlines()[3].split()[-1] == "_=#"
+        shown = self.drawn(live).splitlines()
+        assert shown[3].split()[-1] == "_=#"
+        assert shown[1].endswith("gradient x weight")
 
     def test_a_whole_run_can_be_watched(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(train_module, "connect", Backend)

@@ -29,9 +29,7 @@ __all__ = [
 
 STOPPING: Final = "stopping after this step; once more to stop at once"
 _LINES: Final = 20
-"""Lines for the steps of a run, more or less."""
-_LONGEST: Final = 30.0
-"""Seconds without a line: after that one comes, whatever the step."""
+"""Lines for the steps of a run, however many they are, and at most as many for its evaluations and checkpoints."""
 
 
 class Progress(Protocol):
@@ -103,17 +101,18 @@ class Quiet(Silent):
 class Lines:
     """A line now and then, for a pipe or a file."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        """To the standard output, or elsewhere."""
+    def __init__(self, out: TextIO | None = None, lines: int = _LINES) -> None:
+        """To the standard output, or elsewhere; so many lines for the steps."""
         self._out = sys.stdout if out is None else out
+        self._lines = lines
         self._pace = Pace(0, 0)
-        self._every = 1
-        self._last = -math.inf
+        self._parts: dict[str, int] = {}
+        """By what is told: the part of the run that it was last told in."""
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
         """Say what is trained."""
         self._pace = Pace(steps, done)
-        self._every = max(1, steps // _LINES)
+        self._parts = {}
         self._print(f"{folder}: {steps} steps" + (f", {done} of them done" if done else ""))
 
     def say(self, what: str) -> None:
@@ -125,17 +124,25 @@ class Lines:
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Print what is worth a line."""
-        if record["kind"] == "step":
+        kind, done = record.get("event", record["kind"]), record["step"]
+        if kind == "step":
             self._pace.step(record)
-            done = record["step"] + 1
-            late = time.monotonic() - self._last > _LONGEST
-            if done % self._every and done not in (1, self._pace.steps) and not late:
-                return
-            self._last = time.monotonic()
-            rest = f"{self._pace.tokens_per_second():.0f} tokens/s, {self._pace.left()} left"
+            done = self._pace.done
+        if kind in ("step", "eval", "checkpoint") and not self._due(kind, done):
+            return
+        if kind == "step":
+            rest = f"{self._pace.tokens_per_second():.0f} tokens/s, {self._pace.rest()}"
             self._print(f"step {done}/{self._pace.steps}: {_terms(record)}; {rest}")
         else:
-            self._print(spoken(record))
+            self._print(spoken(record, self._pace.done))
+
+    def _due(self, kind: str, done: int) -> bool:
+        """Whether this is the first of its kind in a part of the run; the last step is a part of its own."""
+        part = done * self._lines // max(self._pace.steps, 1)
+        if self._parts.get(kind) == part:
+            return False
+        self._parts[kind] = part
+        return True
 
     def end(self) -> None:
         """Nothing more."""
@@ -152,6 +159,7 @@ class Pace:
         self.steps = steps
         self.done: int = done
         self._first = done
+        self._created = time.monotonic()
         self._began = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
@@ -175,6 +183,14 @@ class Pace:
         if not made:
             return "-:--"
         return clock((time.monotonic() - self._began) / made * (self.steps - self.done))
+
+    def rest(self) -> str:
+        """The time that is left, or at the end that which the run took in this process, everything included."""
+        return f"{self.left()} left" if self.done < self.steps else self.elapsed()
+
+    def elapsed(self) -> str:
+        """The time since this process began with the run, as `"1:23 elapsed"`."""
+        return f"{clock(time.monotonic() - self._created)} elapsed"
 
 
 def clock(seconds: float) -> str:
@@ -209,12 +225,21 @@ def share_of(loss: Mapping[str, Any], name: str) -> float | None:
     return sizes[name] / whole if whole and name in sizes else None
 
 
-def spoken(record: Mapping[str, Any]) -> str:
-    """A record that is no step, in a line."""
+def spoken(record: Mapping[str, Any], done: int) -> str:
+    """A record that is no step, in a line; steps are counted from 1, and so many of them are done.
+
+    >>> spoken({"kind": "event", "step": 3, "event": "warning", "message": "l1 dominates l2"}, done=4)
+    'warning at step 4: l1 dominates l2'
+    """
     if record["kind"] == "eval":
-        return f"evaluation after step {record['step']}: {_terms(record)}"
-    words = {"warning": "warning, step {step}: {message}", "checkpoint": "checkpoint {message}"}
-    return words.get(record["event"], "{event}: {message}").format_map(record)
+        when = f"after step {record['step']}" if record["step"] else "before step 1"
+        return f"evaluation {when}: {_terms(record)}"
+    event, message = record["event"], record["message"]
+    if event == "checkpoint":
+        return f"checkpoint {message}"
+    # What is told of data, before a step, is of none.
+    where = f" at step {record['step'] + 1}" if event == "warning" and record["step"] < done else ""
+    return f"{event}{where}: {message}"
 
 
 def _terms(record: Mapping[str, Any]) -> str:
@@ -234,15 +259,15 @@ def _from_a_handler(text: str) -> None:
     os.write(2, f"{text}\n".encode())
 
 
-def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None) -> Progress:
-    """What suits the options of a command and where its output goes."""
+def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None, lines: int = _LINES) -> Progress:
+    """What suits the options of a command and where its output goes; in a pipe, so many lines for the steps."""
     if json:
         return JSONProgress(out)
     if quiet:
         return Quiet()
     stream = sys.stdout if out is None else out
     if not stream.isatty():
-        return Lines(stream)
+        return Lines(stream, lines)
     from .progress_live import Live
 
     return Live(stream)

@@ -1,4 +1,4 @@
-"""A live table: a bar, and a row for each term with its value, weight, share, gradient and history."""
+"""A live table: a bar, and a row for each term with its value, weight, share of the loss, gradient and history."""
 
 import math
 import threading
@@ -69,7 +69,7 @@ class Live:
 
         self._console = Console(file=out)
         wide = "utf" in (self._console.encoding or "").lower()
-        self._marks, self._bars = ("▁▂▃▄▅▆▇█", "━─") if wide else (_ASCII, "#-")
+        self._marks, self._bars, self._times = ("▁▂▃▄▅▆▇█", "━─", "×") if wide else (_ASCII, "#-", "x")
         self._lock = threading.Lock()
         self._folder = Path()
         self._pace = Pace(0, 0)
@@ -77,6 +77,9 @@ class Live:
         self._stopping = False
         self._record: Mapping[str, Any] | None = None
         self._histories: dict[str, History] = {}
+        self._gradients: dict[str, float] = {}
+        """The last that was measured of each row: not every step measures them."""
+        self._ended = False
         self._evaluated: Mapping[str, Any] | None = None
         self._live: Any = None
 
@@ -103,7 +106,8 @@ class Live:
         """Remember what is drawn next; events are printed above."""
         if record["kind"] == "event":
             if record["event"] != "checkpoint":
-                self._console.print(spoken(record), style=_STYLES.get(record["event"]), highlight=False, markup=False)
+                told = spoken(record, self._pace.done)
+                self._console.print(told, style=_STYLES.get(record["event"]), highlight=False, markup=False)
             return
         with self._lock:
             if record["kind"] == "eval":
@@ -114,11 +118,14 @@ class Live:
             self._doing = ""
             for name, part in _rows(record["loss"]).items():
                 self._histories.setdefault(name, History()).add(part["value"])
+                norm = part.get("grad_norm_weighted", part.get("grad_norm"))
+                if norm is not None:
+                    self._gradients[name] = norm
 
     def end(self) -> None:
         """Draw it once more, as it was at the end."""
         if self._live is not None:
-            self._doing, self._stopping = "", False
+            self._doing, self._stopping, self._ended = "", False, True
             self._live.stop()
             self._live = None
 
@@ -139,7 +146,8 @@ class Live:
 
     def _bar(self, made: Any) -> None:
         pace = self._pace
-        rest = f"  {pace.done}/{pace.steps} steps  {pace.tokens_per_second():.0f} tokens/s  {pace.left()} left"
+        time = pace.elapsed() if self._ended else pace.rest()
+        rest = f"  {pace.done}/{pace.steps} steps  {pace.tokens_per_second():.0f} tokens/s  {time}"
         name = f"{self._folder.name}  "
         room = max(_SHORTEST, min(self._console.width, _WIDEST) - len(name) - len(rest))
         full = min(room, room * pace.done // max(pace.steps, 1))
@@ -149,7 +157,8 @@ class Live:
     def _table(self, made: Any, loss: Mapping[str, Any]) -> None:
         evaluated = {} if self._evaluated is None else _rows(self._evaluated)
         rows = _rows(loss)
-        lines = [["term", "value", *(["held out"] if evaluated else []), "weight", "share", "gradient"]]
+        gradient = f"gradient {self._times} weight"
+        lines = [["term", "value", *(["held out"] if evaluated else []), "weight", "of loss", gradient]]
         # A term that rests at this step is still one.
         for name in self._histories:
             part = rows.get(name, {"value": None})
@@ -161,7 +170,7 @@ class Live:
                     *([short(evaluated.get(name, {}).get("value"))] if evaluated else []),
                     short(part.get("weight")),
                     "-" if share is None else f"{share:.0%}",
-                    short(part.get("grad_norm")),
+                    short(self._gradients.get(name)),
                 ]
             )
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
