@@ -124,6 +124,35 @@ class TestLock:
         Lock(tmp_path / "lock").release()
         held.release()
 
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
+    def test_a_file_system_without_locks_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        monkeypatch.setattr(lock, "_take", failing(number))
+        with pytest.raises(RunError) as raised:
+            Lock(tmp_path / "lock")
+        assert f"[Errno {number}]" in str(raised.value)
+        assert "has no locks; choose a folder on another with --run" in str(raised.value)
+        assert raised.value.status == 2
+
+    @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+    def test_one_that_is_held_is_so_whatever_the_system_calls_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        monkeypatch.setattr(lock, "_take", failing(number))
+        with pytest.raises(RunError, match="is being written by another process"):
+            Lock(tmp_path / "lock")
+
+    @pytest.mark.parametrize("call", ["write", "ftruncate"])
+    def test_one_that_cannot_say_who_has_it_is_let_go(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing(errno.ENOSPC))
+            with pytest.raises(OSError, match="No space"):
+                Lock(tmp_path / "lock")
+        Lock(tmp_path / "lock").release()
+
     def test_on_windows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         taken: list[tuple[int, int]] = []
 

@@ -22,6 +22,16 @@ def test_the_first_is_remembered_and_the_second_insists(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
+def test_one_that_cannot_be_told_is_remembered_all_the_same(error: type[Exception]) -> None:
+    def asked() -> None:
+        raise error
+
+    with Interruption(asked) as interruption:
+        signal.raise_signal(signal.SIGHUP)
+        assert interruption
+
+
 def test_one_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

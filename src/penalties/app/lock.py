@@ -1,5 +1,6 @@
 """One writer at a time: a lock that ends with the process that holds it, however that ends."""
 
+import errno
 import os
 import socket
 import sys
@@ -11,6 +12,9 @@ from typing import Final
 from .disk import RunError
 
 __all__ = ["Lock"]
+
+_HELD: Final = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""What the system says where another has the lock; whatever else it says, there is none to have."""
 
 _FAR: Final = 1 << 30
 """The byte that Windows locks: what is locked there cannot be read, and the name of the holder can."""
@@ -37,15 +41,27 @@ class Lock:
         # The file stays: to remove it would let two hold locks of two files of one name.
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
+            self._lock(path)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        _held.add(self)
+
+    def _lock(self, path: Path) -> None:
+        try:
             _take(self._descriptor)
         except OSError as error:
+            if error.errno not in _HELD:
+                raise RunError(
+                    f"{path} cannot be locked ({error}): the file system has no locks; "
+                    "choose a folder on another with --run",
+                    2,
+                ) from error
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
-            os.close(self._descriptor)
             raise RunError(
                 f"{path.parent} is being written by {holder}; wait for it, or choose another folder with --run", 2
             ) from error
-        _held.add(self)
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

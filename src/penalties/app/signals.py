@@ -1,5 +1,6 @@
 """Ctrl-C: the first one asks, the second one insists."""
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -15,8 +16,8 @@ _NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 class Interruption:
     """Whether somebody wants the run to stop, while it is entered.
 
-    The first signal is remembered, and told to `asked`; a second one raises `KeyboardInterrupt` wherever the program
-    is. Outside the main thread, where Python takes no signals, nothing is changed.
+    The first signal is remembered, and told to `asked`, whose errors count for nothing; a second one raises
+    `KeyboardInterrupt` wherever the program is. Outside the main thread, where Python takes no signals, nothing is changed.
 
     >>> with Interruption(lambda: print("after this step")) as interruption:
     ...     signal.raise_signal(signal.SIGINT)
@@ -55,4 +56,6 @@ class Interruption:
         if self._came:
             raise KeyboardInterrupt
         self._came = True
-        self._asked()
+        # What asks may write to a terminal that is gone, and raises in the midst of a step: it would have no checkpoint.
+        with contextlib.suppress(Exception):
+            self._asked()
