@@ -234,7 +234,7 @@ def test_a_run_without_steps_says_so(tmp_path):
     Page(text)
     assert "No step yet." in text
     assert "<figure" not in text
-    assert "No step yet." in made(tmp_path, tmp_path)
+    assert "cannot be compared: no step yet." in made(tmp_path, small(tmp_path / "other", steps=3))
 
 
 def test_a_log_alone_is_enough(tmp_path):
@@ -369,7 +369,7 @@ def test_the_command_compares_several_runs(tmp_path, capsys, monkeypatch):
     runs = [str(small(tmp_path / name, steps=6, seed=seed)) for seed, name in enumerate("ab")]
     assert main(["report", *runs]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith("a and b ended lowest, with a held-out base loss of ")
+    assert lines[2].startswith("a and b ended, on average, with a held-out base loss of ")
     assert lines[3] == "report: report.html"
     assert "2 runs compared" in (tmp_path / "report.html").read_text()
 
@@ -380,7 +380,7 @@ def test_the_command_for_machines_and_for_nobody(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert (said["kind"], said["report"], said["verdict"]) == ("report", str(out), None)
     assert said["runs"]["run"][0].startswith("The loss fell by ")
-    assert main(["report", str(folder), str(folder), "--out", str(out), "--json"]) == 0
+    assert main(["report", str(folder), str(small(tmp_path / "b", steps=6)), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"][0].endswith(".")
     assert main(["report", str(folder), "--quiet"]) == 0
     assert capsys.readouterr().out == ""

@@ -20,6 +20,7 @@ Kind: TypeAlias = Literal[
     "slow",
     "held out",
     "run",
+    "lengths",
     "compared",
 ]
 
@@ -35,6 +36,7 @@ _LABELS: Final[dict[Kind, str]] = {
     "slow": "Slow",
     "held out": "Held out",
     "run": "The run",
+    "lengths": "Steps",
     "compared": "Compared",
 }
 

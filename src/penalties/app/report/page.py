@@ -10,9 +10,12 @@ from typing import Any, Final
 
 from ...errors import MissingLibraryError
 from ..disk import RunError, write_whole, writing
-from .compare import Contender, compare, comparison_figures, contenders, run_rows, unlike
+from .compare import compare
+from .compare_sections import comparison_figures, run_rows, unlike
 from .config_text import toml
+from .contenders import Contender, contenders
 from .findings import Verdict
+from .folders import named, runs_in
 from .palette import css
 from .reading import read
 from .runlog import RunLog
@@ -56,11 +59,11 @@ def write(runs: Sequence[Path], out: Path) -> None:
 
 
 def make(runs: Sequence[Path]) -> Report:
-    """The report of these runs, not yet written."""
+    """The report of these runs, not yet written; the folder of an ablation stands for the runs in it."""
     if not runs:
         raise RunError("no run was given; expected the folders of one or more", 2)
-    folders = [Path(folder) for folder in runs]
-    return compose([read(folder) for folder in folders], _names(folders))
+    folders = runs_in([Path(folder) for folder in runs])
+    return compose([read(folder) for folder in folders], named(folders))
 
 
 def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
@@ -127,18 +130,6 @@ def _facts(run: RunLog, summary: Summary) -> list[str]:
     if run.started:
         facts.append(f"started {run.started.replace('T', ' ').replace('Z', ' UTC')}")
     return facts
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The names of folders; with those of their parents where they would be the same."""
-    whole = [folder.resolve().parts for folder in folders]
-    length = 1
-    while len({parts[-length:] for parts in whole}) < len(set(whole)):
-        length += 1
-    names = ["/".join(parts[-length:]) for parts in whole]
-    again = [names[: place + 1].count(name) for place, name in enumerate(names)]
-    # The same folder may be given twice.
-    return [name if names.count(name) == 1 else f"{name} ({time})" for name, time in zip(names, again, strict=True)]
 
 
 @functools.cache

@@ -99,6 +99,7 @@ class _Reader:
             started=self.started,
             torn=self.torn,
             unreadable=self.unreadable,
+            folder=str(folder),
         )
 
     def _add(self, line: str) -> bool:

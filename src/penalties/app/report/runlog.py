@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +125,21 @@ class RunLog:
     """Whether the last line has no end: the run was killed while it wrote, or writes now."""
     unreadable: Sequence[int] = ()
     """Numbers of other lines that are no records."""
+    folder: str = ""
+    """Where it is, as it was given."""
 
     @property
     def loss(self) -> Series:
         """The base loss where there is one, else the total."""
         return self.terms[BASE].value if BASE in self.terms else self.total
+
+    @property
+    def wanted(self) -> int | None:
+        """How many steps the config asks for."""
+        steps = self.training("steps")
+        return steps if isinstance(steps, int) else None
+
+    def training(self, key: str) -> Any:
+        """What the config has under `[train]`; None where it has nothing."""
+        train = (self.config or {}).get("train")
+        return cast("dict[str, Any]", train).get(key) if isinstance(train, dict) else None

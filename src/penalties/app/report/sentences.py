@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-__all__ = ["Name", "RunName", "Sentence", "clauses", "listed", "plain"]
+__all__ = ["Name", "RunName", "Sentence", "clauses", "listed", "plain", "some"]
 
 _SPACES: Final = str.maketrans("\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}", "  ")
 
@@ -47,6 +47,17 @@ def listed(items: Sequence[Sentence | str]) -> Sentence:
             pieces.append(" and " if place == len(items) - 1 else ", ")
         pieces += [item] if isinstance(item, str) else item
     return tuple(pieces)
+
+
+def some(names: Sequence[str], most: int = 4) -> Sentence:
+    """Names as a list; where they are many, the first few and how many others.
+
+    >>> plain(some([Name("a"), Name("b"), Name("c"), Name("d")], most=3))
+    'a, b and 2 others'
+    """
+    if len(names) <= most:
+        return listed(names)
+    return listed([*names[: most - 1], f"{len(names) - most + 1} others"])
 
 
 def clauses(parts: Sequence[Sentence]) -> Sentence:

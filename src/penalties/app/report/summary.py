@@ -81,6 +81,8 @@ class Summary:
     """Whether gradient norms were measured."""
     broken: Ints
     """Steps at which the total is NaN or infinite."""
+    lost_from: int | None
+    """The first step from which the total is NaN or infinite to the end; None where it ends finite."""
     peak: tuple[int, float] | None
     """The step and size of the longest finite gradient."""
     usual: float | None
@@ -144,12 +146,19 @@ def summarise(run: RunLog, conflict: float) -> Summary:
         pairs=sorted(_pairs(run, conflict), key=lambda pair: pair.mean),
         tracked=tracked,
         broken=run.total.steps[~np.isfinite(run.total.values)],
+        lost_from=_lost_from(run.total),
         peak=(int(norms.steps[peak]), float(norms.values[peak])) if len(norms) else None,
         usual=float(np.median(norms.values[:quarter])) if len(norms) else None,
         failures=sum(len(term.failures) for term in run.terms.values()),
         seconds=float(run.seconds.finite.values.sum()),
         tokens=int(run.tokens.finite.values.sum()),
     )
+
+
+def _lost_from(total: Series) -> int | None:
+    good = np.flatnonzero(np.isfinite(total.values))
+    first = int(good[-1]) + 1 if len(good) else 0
+    return int(total.steps[first]) if first < len(total) else None
 
 
 def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool) -> TermSummary:

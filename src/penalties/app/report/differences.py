@@ -1,0 +1,53 @@
+"""How far two groups of runs differ, and whether that may be chance."""
+
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Final
+
+from .contenders import Group
+
+__all__ = ["Difference", "between"]
+
+_SAME: Final = 0.01
+"""Losses that differ by a smaller part are about the same."""
+_CLEAR: Final = 2.0
+"""A mean difference of more than so many of its standard errors is not put down to chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How much higher a second group ended than a first."""
+
+    mean: float
+    error: float | None
+    """The standard error of the mean; None of one seed."""
+    seeds: int
+    size: float
+    """The larger of the two losses."""
+
+    @property
+    def small(self) -> bool:
+        """Whether both are about the same: neither they nor their seeds differ by more."""
+        return max(abs(self.mean), _CLEAR * (self.error or 0.0)) <= _SAME * self.size
+
+    @property
+    def chance(self) -> bool:
+        """Whether the seeds differ too much to tell."""
+        return not self.small and self.error is not None and abs(self.mean) <= _CLEAR * self.error
+
+
+def between(first: Group, second: Group) -> Difference:
+    """The difference seed by seed where both have the same seeds, else that of the means."""
+    by_seed = {member.seed: end for member, end in zip(second.members, second.ends, strict=True)}
+    pairs = [
+        (end, by_seed[member.seed])
+        for member, end in zip(first.members, first.ends, strict=True)
+        if member.seed is not None and member.seed in by_seed
+    ]
+    size = max(abs(first.end), abs(second.end))
+    if len(pairs) > 1:
+        apart = [b - a for a, b in pairs]
+        return Difference(fmean(apart), (variance(apart) / len(apart)) ** 0.5, len(apart), size)
+    spreads = [variance(group.ends) / len(group.ends) for group in (first, second) if len(group.ends) > 1]
+    error = sum(spreads) ** 0.5 if spreads else None
+    return Difference(second.end - first.end, error, min(len(first.ends), len(second.ends)), size)

@@ -1,0 +1,69 @@
+"""Which runs are meant by the folders that were given, and what they are called."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from ..disk import RunError
+
+__all__ = ["named", "runs_in"]
+
+_RUN: Final = ("metrics.jsonl", "config.json")
+_ABLATION: Final = "ablation.json"
+_SEED: Final = re.compile(r"-seed-\d+$")
+
+
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """The folders of runs, each once; that of an ablation stands for the runs in it."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        for run in _runs(folder):
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def _runs(folder: Path) -> list[Path]:
+    if not folder.is_dir() or _is_run(folder):
+        return [folder]
+    below = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
+    if not below:
+        return [folder]
+    if not (folder / _ABLATION).is_file():
+        one = len(below) == 1
+        wanted = below[0] if one else folder / "*"
+        raise RunError(
+            f"{folder} is not a run: it holds {len(below)} {'run' if one else 'runs'}: penalties report {wanted}", 2
+        )
+    order = _order(folder / _ABLATION)
+    return sorted(below, key=lambda path: order.index(path.name) if path.name in order else len(order))
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _RUN)
+
+
+def _order(path: Path) -> list[str]:
+    """The names of folders as an ablation lists them; none where its file cannot be read."""
+    try:
+        entries: Any = json.loads(path.read_text("utf-8"))["runs"]
+        return [str(cast("dict[str, Any]", entry)["folder"]) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def named(folders: Sequence[Path]) -> list[str]:
+    """The names of folders, with those of their parents where these would be equal, without a seed that all share.
+
+    >>> named([Path("runs/all-seed-0"), Path("runs/without-kl-seed-0")])
+    ['all', 'without-kl']
+    """
+    whole = [folder.resolve().parts for folder in folders]
+    length = 1
+    while len({parts[-length:] for parts in whole}) < len(whole):
+        length += 1
+    names = ["/".join(parts[-length:]) for parts in whole]
+    seeds = {found[0] if (found := _SEED.search(name)) else "" for name in names}
+    shared = seeds.pop() if len(seeds) == 1 and len(names) > 1 else ""
+    return [name.removesuffix(shared) for name in names]
