@@ -10,6 +10,8 @@ from penalties.telemetry import events
 class Output:
     """An output of one term, which counts how often somebody makes it read its device."""
 
+    total_grad_norm = None
+
     def __init__(self, value: float = 6.0) -> None:
         self.value = value
         self.transfers = 0

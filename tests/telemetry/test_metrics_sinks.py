@@ -18,6 +18,7 @@ import wandb
 from tensorboardX.proto import event_pb2
 from wandb.proto import wandb_internal_pb2
 
+from penalties import LossOutput, TermOutput
 from penalties.errors import MissingLibraryError, OptionError, PenaltiesError
 from penalties.telemetry import MLflow, TensorBoard, WeightsAndBiases, attach, events
 
@@ -50,6 +51,20 @@ def test_tensorboard_has_a_scalar_per_metric_and_step(tmp_path: Path):
     assert first.tolist() == [["loss/l1", 7, 6.0], ["loss/l1/weighted", 7, 3.0], ["loss/total", 7, 3.0]]
     assert second[:, 1].tolist() == [8, 8, 8]
     assert np.isnan(second[:, 2].astype(float)).all()
+
+
+def test_norms_that_only_the_custom_loss_has_come_second(tmp_path: Path):
+    plain = LossOutput.of([TermOutput("l1", 6.0, 0.5)])
+    normed = LossOutput.of([TermOutput("l1", 6.0, 0.5, grad_norm=2.0)], total_grad_norm=1.0)
+    with TensorBoard(tmp_path):
+        for call, outputs in ((1, (plain, normed)), (2, (normed, normed)), (3, (plain, plain))):
+            stop(outputs[0], call=call, step=call)
+            stop(outputs[1], call=call, step=call, event="custom_loss.stop")
+    found = scalars(tmp_path)
+    assert len(found) == len(set(found))
+    norms = [(tag, step) for tag, step, _ in found if tag.startswith("grad_norm/")]
+    assert norms == [(tag, step) for step in (1, 2) for tag in ("grad_norm/l1", "grad_norm/total")]
+    assert [step for tag, step, _ in found if tag == "loss/l1"] == [1, 2, 3]
 
 
 def test_calls_without_a_step_are_counted_once_each(tmp_path: Path):

@@ -68,10 +68,10 @@ def check_choice(function: str, option: str, value: object, allowed: tuple[str, 
         raise OptionError(function, option, value, " or ".join([", ".join(words[:-1]), words[-1]]))
 
 
-def check_flag(function: str, option: str, value: object) -> None:
+def check_flag(function: str, option: str, value: object, expected: str = "True or False") -> None:
     """Refuse anything but True and False."""
     if not isinstance(value, _FLAGS):
-        raise OptionError(function, option, value, "True or False")
+        raise OptionError(function, option, value, expected)
 
 
 def check_number(

@@ -86,20 +86,30 @@ class MetricsSink(Sink):
         """Nothing is logged yet."""
         super().__init__(place)
         self._logged: object = None
+        self._normed = False
 
     @abstractmethod
     def log(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Take the numbers of one step there."""
 
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """Log the output's metrics, once for a call: a custom loss and its pipeline both stop with the same."""
+        """Log the output's metrics, once for a call: a custom loss and its pipeline both stop with the same.
+
+        But for norms that only the custom loss has, where they were measured at the parameters: those come second.
+        """
         output = metadata.get("output")
         if output is None:
             raise PenaltiesError(f"{self!r} takes {' and '.join(_STOPS)} with their output; got {event}")
         call = metadata.get("call")
-        if call is None or call != self._logged:
-            self._logged = call
-            self.log(output.metrics(style="slash"), self.step(event, metadata))
+        normed = output.total_grad_norm is not None
+        again = call is not None and call == self._logged
+        if again and (self._normed or not normed):
+            return
+        self._logged, self._normed = call, normed
+        metrics = output.metrics(style="slash")
+        if again:
+            metrics = {name: value for name, value in metrics.items() if name.startswith("grad_norm/")}
+        self.log(metrics, self.step(event, metadata))
 
 
 def library(what: str, module: str, *, package: str, extra: str) -> Any:

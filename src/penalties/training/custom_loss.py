@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..errors import GradientError, InputError, MissingLibraryError, NonFiniteEr
 from ..execution.executor import Executor
 from ..functional.options import check_flag
 from ..pipeline.call import numbered
+from ..pipeline.gradients import measured
 from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
@@ -29,6 +30,9 @@ from .surrogates import FORWARD, forward_data, surrogate_of
 
 __all__ = ["forward_backward_custom", "forward_backward_custom_async"]
 
+_PARAMETERS: Final = "parameters"
+"""Where gradients are measured instead of at what the terms read."""
+
 
 def forward_backward_custom(
     client: Any,
@@ -37,7 +41,7 @@ def forward_backward_custom(
     *,
     regularizers: Any = (),
     references: Mapping[str, Any] | None = None,
-    track_grad_norms: bool = False,
+    track_grad_norms: bool | str = False,
     weights: Mapping[str, Weight] | None = None,
     executor: Executor | None = None,
     timeout: float | None = None,
@@ -54,8 +58,9 @@ def forward_backward_custom(
     `logits` and `hidden.<layer>` too. `references` maps a name to one array per datum, or to a provider.
 
     The forward is awaited here, terms run where they say, and the call gives back when the backward has been sent, so
-    that an `optim_step` sent next comes after it. `track_grad_norms` measures the gradient of each term, and `cosines`
-    those between them. The result is the client's own, with `.custom_loss`, the
+    that an `optim_step` sent next comes after it. `track_grad_norms` measures the gradient of each term at what it
+    reads, or, on a model in this process, with "parameters" at what is trained, by a backward pass for each term;
+    `cosines` those between them. The result is the client's own, with `.custom_loss`, the
     `LossOutput`, and its numbers among the metrics. Nothing runs on the client's event loop.
 
     >>> from penalties.training import AdamParams, Datum, LocalTrainingClient, ModelInput, forward_backward_custom
@@ -66,13 +71,14 @@ def forward_backward_custom(
     ...     passed.result().custom_loss.names
     ('base_loss', 'l1')
     """
-    norms = (track_grad_norms, cosines)
-    call = _Call(client, data, loss_fn, regularizers, references, norms, executor, timeout, server, step)
+    measures = _Measures.of(track_grad_norms, cosines)
+    call = _Call(client, data, loss_fn, regularizers, references, measures, executor, timeout, server, step)
     with call, _torch().inference_mode(False), _torch().enable_grad():
         inputs = call.begin()
         output = call.executor.run(
-            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state, cosines=cosines
+            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state, cosines=call.cosines
         )
+        output = call.measured(output)
         return call.sent(call.linearised(output), output)
 
 
@@ -83,7 +89,7 @@ async def forward_backward_custom_async(
     *,
     regularizers: Any = (),
     references: Mapping[str, Any] | None = None,
-    track_grad_norms: bool = False,
+    track_grad_norms: bool | str = False,
     weights: Mapping[str, Weight] | None = None,
     executor: Executor | None = None,
     timeout: float | None = None,
@@ -106,8 +112,8 @@ async def forward_backward_custom_async(
     ...     asyncio.run(step(client, data)) > 0
     True
     """
-    norms = (track_grad_norms, cosines)
-    call = _Call(client, data, loss_fn, regularizers, references, norms, executor, timeout, server, step)
+    measures = _Measures.of(track_grad_norms, cosines)
+    call = _Call(client, data, loss_fn, regularizers, references, measures, executor, timeout, server, step)
     if not _torch().is_grad_enabled():
         # A mode of this thread, which other tasks run in too: it is not ours to change while they do.
         raise GradientError("forward_backward_custom_async: was awaited inside torch.no_grad(); await it outside")
@@ -115,9 +121,28 @@ async def forward_backward_custom_async(
         # In a thread: a provider of somebody else's may take its time.
         inputs = await asyncio.to_thread(call.begin)
         output = await call.executor.run_async(
-            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state, cosines=cosines
+            call.objective.pipeline, inputs, wrt=call.wrt, weights=weights, step=step, state=state, cosines=call.cosines
         )
+        output = await asyncio.to_thread(call.measured, output)
         return call.sent(await asyncio.to_thread(call.linearised, output), output)
+
+
+class _Measures(NamedTuple):
+    """What is measured of the terms' gradients."""
+
+    norms: bool
+    cosines: bool
+    at_parameters: bool
+    """Of the parameters, and not of what the terms read."""
+
+    @classmethod
+    def of(cls, track_grad_norms: Any, cosines: Any) -> "_Measures":
+        at_parameters = isinstance(track_grad_norms, str) and track_grad_norms == _PARAMETERS
+        if not at_parameters:
+            expected = f'True, False or "{_PARAMETERS}"'
+            check_flag("forward_backward_custom", "track_grad_norms", track_grad_norms, expected)
+        check_flag("forward_backward_custom", "cosines", cosines)
+        return cls(bool(track_grad_norms) or bool(cosines), bool(cosines), at_parameters)
 
 
 class _Call:
@@ -130,7 +155,7 @@ class _Call:
         loss_fn: Any,
         regularizers: Any,
         references: Any,
-        norms: tuple[bool, bool],
+        measures: _Measures,
         executor: Any,
         timeout: float | None,
         server: str,
@@ -142,8 +167,10 @@ class _Call:
             if not callable(getattr(client, method, None)):
                 kind = type(client).__name__
                 raise InputError(f"forward_backward_custom: the client, {kind}, has no method {method}; expected one")
-        for name, flag in zip(("track_grad_norms", "cosines"), norms, strict=True):
-            check_flag("forward_backward_custom", name, flag)
+        self.measures = measures
+        if measures.at_parameters and not self.local:
+            expected = "True: the parameters of a model on a server are not here"
+            raise OptionError("forward_backward_custom", "track_grad_norms", _PARAMETERS, expected)
         self.surrogate = surrogate_of(server)
         self.batch = Batch.of(data)
         self.given, packable = _references(references, self.batch)
@@ -158,7 +185,9 @@ class _Call:
         self.leaves: dict[str, Any] = {}
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
-        self.wrt = [PACKED, *self.objective.local] if any(norms) else None
+        inside = measures.norms and not measures.at_parameters
+        self.wrt = [PACKED, *self.objective.local] if inside else None
+        self.cosines = measures.cosines and inside
         self.executor: Executor = _default() if executor is None else executor
         if not isinstance(cast("object", self.executor), Executor):
             raise OptionError("forward_backward_custom", "executor", executor, "an Executor")
@@ -166,7 +195,7 @@ class _Call:
             "model_id": getattr(client, "model_id", None),
             "data_count": len(self.batch.data),
             "regularizer_count": len(self.objective.pipeline),
-            "track_grad_norms": bool(any(norms)),
+            "track_grad_norms": measures.norms,
             "step": step,
         }
         self._began = 0.0
@@ -291,6 +320,20 @@ class _Call:
         return leaf
 
     # The gradient, and the way back.
+
+    def measured(self, output: LossOutput) -> LossOutput:
+        """The output with the norms of each term's gradient at the parameters, where those were asked for."""
+        if not self.measures.at_parameters or not hasattr(output.total, "requires_grad"):
+            return output
+        self.arrived.result()
+        names, leaves = list(self.leaves), list(self.leaves.values())
+
+        def slopes(value: Any) -> list[Any]:
+            found = _torch().autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+            return list(self.graph.pulled(self._structured(dict(zip(names, found, strict=True)))).values())
+
+        count = len(self.graph.inputs["params"])
+        return measured(output, slopes, count, "the parameters", self.measures.cosines)
 
     def linearised(self, output: LossOutput) -> dict[str, Any]:
         """The gradient of the total at everything that terms were given of the model."""

@@ -97,21 +97,46 @@ class Graph:
 
     def submit(self, gradients: Mapping[str, Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """The same without waiting for it: what the client is asked for next comes after it."""
-        own = dict(gradients)
-        parameters = self._of_parameters(own.pop("params", None))
-        slopes = {name: self._of_data(name, given) for name, given in own.items()}
+        slopes, parameters = self._given(gradients)
         with self._lock:
             if self._used:
                 raise GradientError("Graph.backward: it was done already, and the graph is gone; forward again")
             self._used = True
         # Gone with the backward: a graph is as large as all that the model computed.
         packed, self._packed = self._packed, {}
-        live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
-        tensors = [packed[name] for name in live]
         accumulate = self._accumulate
-        shaped = [slopes[name].reshape(packed[name].shape) for name in live]
+        tensors, shaped = _live(packed, slopes)
         done = self._submit(lambda: accumulate(tensors, shaped, parameters))
         return done.then(lambda _: self.output)
+
+    def pulled(self, gradients: Mapping[str, Any]) -> "dict[str, Tensor | None]":
+        """The gradients of the parameters that `backward` would add, by name; the graph stays, and nothing is added.
+
+        A pass through the model of its own, in the caller's thread: before the backward, to look at a part of it.
+        """
+        import torch
+
+        slopes, direct = self._given(gradients)
+        packed = self._packed
+        if not packed:
+            raise GradientError("Graph.pulled: the backward was done already, and the graph is gone; forward again")
+        tensors, shaped = _live(packed, slopes)
+        found: Sequence[Tensor | None] = [None] * len(self._parameters)
+        if tensors:
+            parameters = list(self._parameters.values())
+            found = torch.autograd.grad(tensors, parameters, shaped, retain_graph=True, allow_unused=True)
+        return {
+            name: more if one is None else one if more is None else one + more
+            for (name, one), more in zip(
+                zip(self._parameters, found, strict=True), map(direct.get, self._parameters), strict=True
+            )
+        }
+
+    def _given(self, gradients: Mapping[str, Any]) -> "tuple[dict[str, Any], dict[str, Tensor]]":
+        """Gradients, checked: those at packed tensors, and those of parameters."""
+        own = dict(gradients)
+        parameters = self._of_parameters(own.pop("params", None))
+        return {name: self._of_data(name, given) for name, given in own.items()}, parameters
 
     def _of_data(self, name: str, given: Any) -> Any:
         """The gradient at a packed tensor, of those of its parts; None where it is zero."""
@@ -154,6 +179,12 @@ class Graph:
                 # A copy: it becomes the parameter's own.
                 made[name] = _like(f"Graph.backward: the gradient of {name}", slope, self._parameters[name]).clone()
         return made
+
+
+def _live(packed: "Mapping[str, Tensor]", slopes: Mapping[str, Any]) -> "tuple[list[Tensor], list[Tensor]]":
+    """The tensors that a backward begins at, and the gradients there."""
+    live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
+    return [packed[name] for name in live], [slopes[name].reshape(packed[name].shape) for name in live]
 
 
 def _like(what: str, slope: Any, tensor: "Tensor") -> "Tensor":
