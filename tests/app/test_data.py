@@ -1,6 +1,7 @@
 """Data of a run: lines, their order, their tokens and masks, and what is wrong with them."""
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,12 +192,25 @@ class TestHeldOut:
         with pytest.raises(DataError, match="eval.jsonl: line 1: is no JSON"):
             stream(tmp_path, text)
 
+    def test_bad_lines_of_both_files_are_told_at_once(self, tmp_path: Path) -> None:
+        lines(tmp_path / "eval.jsonl", [LINES[0], "nonsense"])
+        found = wrong(tmp_path, ["x", LINES[0], "[]"], '[data]\npath = "lines.jsonl"\neval_path = "eval.jsonl"')
+        assert list(found) == ["lines.jsonl: line 1", "lines.jsonl: line 3", "eval.jsonl: line 2"]
+
+    def test_one_file_may_be_both_and_its_bad_lines_are_told_once(self, tmp_path: Path) -> None:
+        text = '[data]\npath = "lines.jsonl"\neval_path = "lines.jsonl"\n'
+        assert list(wrong(tmp_path, ["x", LINES[0]], text)) == ["line 1"]
+        made = stream(tmp_path, text + 'on_bad_line = "skip"', ["x", LINES[0]])
+        assert [one.where for one in made.problems] == ["line 1"]
+        assert [len(batch) for batch in made.eval_batches()] == [1]
+
 
 BAD = [
     ("{", ["is no JSON", "column 2"]),
     ("nonsense", ["is no JSON"]),
     (b"\xff\xfe", ["is no UTF-8", "at byte 1"]),
     ("[" * 100_000, ["nested too deeply"]),
+    ('{"prompt": "a", "completion": "b", "id": ' + "9" * 5000 + "}", ["a number of too many digits"]),
     ("[]", ["is a list", "an object with prompt and completion"]),
     ("5", ["is a number"]),
     ('"text"', ["is a string"]),
@@ -264,12 +278,44 @@ class TestBadLines:
         assert len(stream(tmp_path, text, data, Beginning())) == 2
         assert len(stream(tmp_path, "", data)) == 2
 
+    def test_a_line_that_the_model_cannot_read_is_a_bad_one(self, tmp_path: Path) -> None:
+        data = [{"prompt": "a" * 5, "completion": "b" * count} for count in (5, 6, 20)]
+        made = config(tmp_path, data=data)
+        with pytest.raises(DataError) as caught:
+            Stream(made, BYTES, limit=10)
+        # The end of a text is its last token, which is learned and not read.
+        assert dict(caught.value.problems) == {
+            "line 2": "has 12 tokens, and the model reads at most 10; set data.max_length = 11 to cut it",
+            "line 3": "has 26 tokens, and the model reads at most 10; set data.max_length = 11 to cut it",
+        }
+        assert len(Stream(made, BYTES, limit=25)) == 3
+
+    def test_a_line_that_is_cut_can_be_read(self, tmp_path: Path) -> None:
+        data = [{"prompt": "a" * 5, "completion": "b" * 20}]
+        text = '[data]\npath = "lines.jsonl"\nmax_length = '
+        cut = Stream(config(tmp_path, f"{text}11", data=data), BYTES, limit=10)
+        assert {datum.model_input.length for datum in cut.batch(0)} == {10}
+        with pytest.raises(DataError, match="set data.max_length = 11"):
+            Stream(config(tmp_path, f"{text}12", data=data), BYTES, limit=10)
+
+    def test_either_text_of_a_pair_may_be_too_long(self, tmp_path: Path) -> None:
+        data = [{"chosen": "ab", "rejected": "a" * 30}, {"chosen": "a" * 30, "rejected": "ab"}, PAIRS[1]]
+        made = config(tmp_path, DPO + '[data]\npath = "lines.jsonl"\non_bad_line = "skip"', data=data)
+        assert [one.where for one in Stream(made, BYTES, limit=12).problems] == ["line 1", "line 2"]
+
     def test_more_keys_do_no_harm(self, tmp_path: Path) -> None:
         assert len(stream(tmp_path, "", [{**LINES[0], "id": 5, "source": None}])) == 1
 
     def test_marks_and_line_ends_of_other_systems_do_no_harm(self, tmp_path: Path) -> None:
         data = [b"\xef\xbb\xbf" + b'{"prompt": "a", "completion": "b"}\r', b'{"prompt": "c", "completion": "d"}\r']
         assert len(stream(tmp_path, "", data)) == 2
+
+    @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n \n"])
+    def test_a_mark_alone_is_an_empty_file(self, tmp_path: Path, end: bytes) -> None:
+        made = config(tmp_path)
+        Path(made.data.path).write_bytes(b"\xef\xbb\xbf" + end)
+        with pytest.raises(DataError, match="file: no line can be used: there is none"):
+            Stream(made, BYTES)
 
 
 class TestFiles:
@@ -287,9 +333,27 @@ class TestFiles:
         text = '[data]\npath = "lines.jsonl"\neval_path = "eval.jsonl"'
         assert stream(tmp_path, text).fingerprint.startswith(f"{first}-")
 
-    def test_a_file_that_changes_under_a_run_is_an_error(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("data", [["other"], [*LINES[1:], LINES[0]], LINES[:-1]])
+    def test_a_file_that_changes_under_a_run_is_an_error(self, tmp_path: Path, data: Sequence[Any]) -> None:
         made = stream(tmp_path, '[data]\npath = "lines.jsonl"\nshuffle = false')
-        lines(tmp_path / "lines.jsonl", ["other"])
+        lines(tmp_path / "lines.jsonl", data)
+        os.utime(tmp_path / "lines.jsonl", ns=(5, 5))
+        with pytest.raises(DataError, match="lines.jsonl: file: was changed while the run was reading it; bring it"):
+            made.batch(0)
+
+    def test_a_file_that_is_written_again_as_it_was_is_the_same(self, tmp_path: Path) -> None:
+        made = stream(tmp_path)
+        before = made.batch(0)
+        lines(tmp_path / "lines.jsonl", LINES)
+        os.utime(tmp_path / "lines.jsonl", ns=(5, 5))
+        assert made.batch(0) == before
+
+    def test_a_change_that_leaves_no_other_trace_is_found_where_a_line_is_bad(self, tmp_path: Path) -> None:
+        path = tmp_path / "lines.jsonl"
+        made = stream(tmp_path, '[data]\npath = "lines.jsonl"\nshuffle = false')
+        before = path.stat()
+        path.write_bytes(b"x" * before.st_size)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         with pytest.raises(DataError, match="line 1: was changed during the run: is no JSON"):
             made.batch(0)
 

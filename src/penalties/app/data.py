@@ -1,9 +1,12 @@
 """Data of a run: JSON lines, read as they are needed, in an order that depends on the seed and the step alone."""
 
 import array
+import codecs
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -29,17 +32,27 @@ class Stream:
 
     A `prompt` and its `completion` follow each other as they are; the prompt counts 0, unless `mask_prompt` is off. Of
     a pair, `chosen` and `rejected`, both are data, the chosen one first. Bad lines are `problems`, and are left out, or
-    raise `DataError` with all of them.
+    raise `DataError` with all of them. A line of more tokens than the model reads, which is `limit`, is a bad one too.
     """
 
-    def __init__(self, config: "Config", tokenizer: Any) -> None:
+    def __init__(self, config: "Config", tokenizer: Any, limit: int | None = None) -> None:
         """Look through the files, and check every line."""
         self._config = config
-        self._encoder = _Encoder(config, tokenizer)
-        self._lines = _Lines(config.data.path, self._encoder, config.data.on_bad_line)
-        eval_path = config.data.eval_path
-        self._held_out = None if eval_path is None else _Lines(eval_path, self._encoder, config.data.on_bad_line)
+        self._encoder = _Encoder(config, tokenizer, limit)
+        data = config.data
+        # One file may be both.
+        paths = dict.fromkeys(path for path in (data.path, data.eval_path) if path is not None)
+        self._files = {path: _Lines(path, self._encoder) for path in paths}
+        self._lines = self._files[data.path]
+        self._held_out = None if data.eval_path is None else self._files[data.eval_path]
         self._order: tuple[int, np.ndarray[Any, Any]] | None = None
+        wrong = [(lines, problems) for lines in self._files.values() if (problems := lines.wrong(data.on_bad_line))]
+        if len(wrong) == 1:
+            ((lines, problems),) = wrong
+            raise DataError(lines.path.name, problems)
+        if wrong:
+            said = [Problem(f"{lines.path.name}: {one.where}", one.message) for lines, some in wrong for one in some]
+            raise DataError("data", said)
 
     def __len__(self) -> int:
         """How many lines there are to train on."""
@@ -48,7 +61,7 @@ class Stream:
     @property
     def problems(self) -> list[Problem]:
         """The lines that were left out, and why."""
-        return [*self._lines.problems, *(self._held_out.problems if self._held_out is not None else ())]
+        return [problem for lines in self._files.values() for problem in lines.problems]
 
     @property
     def fingerprint(self) -> str:
@@ -95,31 +108,34 @@ class _Bad(Exception):
 class _Lines:
     """A file of JSON lines, of which only the beginnings of the good ones are kept."""
 
-    def __init__(self, path: str, encoder: "_Encoder", on_bad_line: str) -> None:
+    def __init__(self, path: str, encoder: "_Encoder") -> None:
         self.path = Path(path)
         self.problems: list[Problem] = []
         self._encoder = encoder
         self._starts = array.array("q")
         self._numbers = array.array("q")
-        digest = hashlib.blake2b(digest_size=16)
+        digest = _digest()
         start = 0
         with self.path.open("rb") as file:
+            self._stamp = _stamp(file)
             for number, line in enumerate(file, 1):
                 digest.update(line)
                 self._look_at(number, start, line)
                 start += len(line)
         self.fingerprint = digest.hexdigest()
+
+    def wrong(self, on_bad_line: str) -> list[Problem]:
+        """Why the file cannot be used; nothing where it can."""
         if self.problems and on_bad_line == "error":
-            raise DataError(self.path.name, self.problems)
-        if not self._starts:
-            there = (
-                f"all {len(self.problems)} are bad, the first: {self.problems[0]}" if self.problems else "there is none"
-            )
-            raise DataError(self.path.name, [Problem("file", f"no line can be used: {there}")])
+            return self.problems
+        if self._starts:
+            return []
+        there = f"all {len(self.problems)} are bad, the first: {self.problems[0]}" if self.problems else "there is none"
+        return [Problem("file", f"no line can be used: {there}")]
 
     def _look_at(self, number: int, start: int, line: bytes) -> None:
         try:
-            if not line.strip():
+            if not line.removeprefix(codecs.BOM_UTF8).strip():
                 return
             self._encoder.check(_parsed(line, self._encoder.pairs))
         except _Bad as bad:
@@ -135,6 +151,7 @@ class _Lines:
         """What the lines at these places say."""
         examples: list[_Example] = []
         with self.path.open("rb") as file:
+            self._check_same(file)
             for place in places:
                 file.seek(self._starts[place])
                 try:
@@ -143,6 +160,25 @@ class _Lines:
                     problem = Problem(f"line {self._numbers[place]}", f"was changed during the run: {bad}")
                     raise DataError(self.path.name, [problem]) from bad
         return examples
+
+    def _check_same(self, file: BufferedReader) -> None:
+        """Refuse a file that others have written to; one that only looks new is the same."""
+        stamp = _stamp(file)
+        if stamp == self._stamp:
+            return
+        if hashlib.file_digest(file, _digest).hexdigest() != self.fingerprint:
+            message = "was changed while the run was reading it; bring it back as it was, then resume"
+            raise DataError(self.path.name, [Problem("file", message)])
+        self._stamp = stamp
+
+
+def _digest() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=16)
+
+
+def _stamp(file: BufferedReader) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns
 
 
 def _parsed(line: bytes, pairs: bool) -> _Example:
@@ -155,6 +191,9 @@ def _parsed(line: bytes, pairs: bool) -> _Example:
         raise _Bad(f"is no UTF-8: {error.reason}, at byte {error.start + 1}") from error
     except RecursionError as error:
         raise _Bad("is nested too deeply") from error
+    except ValueError as error:
+        # What is no JSON and no UTF-8 is a ValueError too, and was met above.
+        raise _Bad("holds a number of too many digits to read") from error
     wanted = _FIELDS[pairs]
     if not isinstance(found, dict):
         raise _Bad(f"is {_kind(found)}; expected an object with {joined(wanted, 'and')}")
@@ -195,11 +234,12 @@ def _kind(value: Any) -> str:
 class _Encoder:
     """Turns examples into data."""
 
-    def __init__(self, config: "Config", tokenizer: Any) -> None:
+    def __init__(self, config: "Config", tokenizer: Any, limit: int | None) -> None:
         self.pairs = config.train.loss == "dpo"
         self._data = config.data
         self._mean = config.train.loss == "cross_entropy" and config.train.reduction == "mean"
         self._tokenizer = tokenizer
+        self._limit = limit
         begin, end = getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)
         # As the tokenizer itself would begin a text.
         self._begin: list[int] = [begin] if begin is not None and self._encode("", special=True)[:1] == [begin] else []
@@ -209,18 +249,26 @@ class _Encoder:
         return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     def check(self, example: _Example) -> None:
-        """Refuse an example of which nothing would be learned."""
-        room = self._data.max_length
+        """Refuse an example of which nothing would be learned, or that the model cannot read."""
+        room, limit = self._data.max_length, self._limit
         # A token is a byte at least: only what may be too long, or too short, is worth a tokenizer's time.
-        long = room is not None and len(example.prompt.encode()) + len(self._begin) >= room
+        begins = len(self._begin) + len(example.prompt.encode())
+        tight = room is not None and begins >= room
+        long = limit is not None and begins + max(len(text.encode()) for text in example.texts) > limit
         short = not example.prompt and not self._begin
-        if not long and not short:
+        if not tight and not long and not short:
             return
         prompt = self._prompt(example)
         if room is not None and len(prompt) >= room:
             raise _Bad(f"its prompt has {len(prompt)} tokens, and data.max_length is {room}: nothing would be left")
-        if short and any(len(self._completion(text)) < 2 for text in example.texts):
+        lengths = [len(prompt) + len(self._completion(text)) for text in example.texts]
+        if min(lengths) < 2:
             raise _Bad("has no prompt and a completion of one token, of which nothing can be learned")
+        # The last token is a target alone, and is not read.
+        longest = max(lengths)
+        if limit is not None and min(longest, room or longest) - 1 > limit:
+            cut = f"set data.max_length = {limit + 1} to cut it"
+            raise _Bad(f"has {longest} tokens, and the model reads at most {limit}; {cut}")
 
     def _prompt(self, example: _Example) -> list[int]:
         return [*self._begin, *self._encode(example.prompt)]

@@ -17,7 +17,8 @@ class Interruption:
     """Whether somebody wants the run to stop, while it is entered.
 
     The first signal is remembered, and told to `asked`, whose errors count for nothing; a second one raises
-    `KeyboardInterrupt` wherever the program is. Outside the main thread, where Python takes no signals, nothing is changed.
+    `KeyboardInterrupt` wherever the program is. Outside the main thread, where Python takes no signals, nothing is
+    changed.
 
     >>> with Interruption(lambda: print("after this step")) as interruption:
     ...     signal.raise_signal(signal.SIGINT)
@@ -56,6 +57,6 @@ class Interruption:
         if self._came:
             raise KeyboardInterrupt
         self._came = True
-        # What asks may write to a terminal that is gone, and raises in the midst of a step: it would have no checkpoint.
+        # It may write to a terminal that is gone: an error here would end the step, and there would be no checkpoint.
         with contextlib.suppress(Exception):
             self._asked()
