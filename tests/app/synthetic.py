@@ -30,12 +30,25 @@ class Part:
     fails: Mapping[int, str] = field(default_factory=dict)
     seconds: float = 0.002
     grad_error: str | None = None
+    place: str | None = None
+    """Where its gradient is taken."""
+    measured: int = 1
+    """Every how many steps the gradient is."""
 
     def at(self, name: str, step: int) -> TermOutput:
         if step in self.fails:
             return TermOutput(name, None, self.weight(step), error=TermTimeoutError(name, self.fails[step]))
-        norm = None if self.norm is None else self.norm(step)
-        return TermOutput(name, self.value(step), self.weight(step), norm, self.grad_error, duration=self.seconds)
+        norm = None if self.norm is None or step % self.measured else self.norm(step)
+        places = {} if self.place is None or norm is None else {self.place: norm}
+        return TermOutput(
+            name,
+            self.value(step),
+            self.weight(step),
+            norm,
+            self.grad_error,
+            grad_norms=places,
+            duration=self.seconds,
+        )
 
 
 def falling(start: float, end: float, steps: float) -> Course:
@@ -130,7 +143,9 @@ def write_run(
 
 def _total_norm(base: Part | None, parts: Mapping[str, Part], step: int) -> float | None:
     norms = [
-        part.norm(step) * part.weight(step) for part in ([base] if base else []) + list(parts.values()) if part.norm
+        part.norm(step) * part.weight(step)
+        for part in ([base] if base else []) + list(parts.values())
+        if part.norm and step % part.measured == 0
     ]
     return math.sqrt(sum(norm * norm for norm in norms)) if norms else None
 

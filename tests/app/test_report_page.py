@@ -308,7 +308,37 @@ def test_cosines_of_pairs_that_were_not_measured_are_left_open(tmp_path):
     assert text.count("<td ") == 3
     assert 'class="against fight" style="--strength:0.80" title="a and b: mean −0.8, lowest −0.9 at step 0' in text
     assert "not measured" in text
-    assert text.count("<polyline") == 1, "one measurement has no course"
+    assert text.count("<polyline") == 1, "one measurement has no history"
+
+
+def test_gradients_at_other_places_stand_apart(tmp_path):
+    parts = {
+        "size": Part(lambda step: 1.0, place="params"),
+        "kl": Part(lambda step: 1.0, place="flat_logprobs"),
+        "still": Part(lambda step: 1.0, norm=None),
+    }
+    base = Part(lambda step: 2.0, lambda step: 1.0, place="flat_logprobs")
+    text = made(write_run(tmp_path, steps=3, base=base, parts=parts, cosines=lambda *_: 0.5))
+    titles = re.findall("<figcaption><strong>(.*?)</strong>", text)
+    assert titles[1:4] == ["Gradient norms", "Shares of the gradient", "Gradient norms at other places"]
+    assert "norm 0.1 at the parameters" in text
+    assert "flat_logprobs" not in text
+    matrix = text.partition('class="cosines"')[2].partition("</table>")[0]
+    assert re.findall(r">(\w+)</span>", matrix) == ["base_loss", "size", "kl", "size", "kl", "still"]
+
+
+def test_the_table_of_terms_says_what_its_numbers_are(tmp_path):
+    parts = {"kl": Part(lambda step: float(step), lambda step: step / 100)}
+    text = made(write_run(tmp_path, steps=101, parts=parts))
+    assert "<td>2 → 98</td><td>0 → 1</td>" in text
+    note = "Share: |term| / Σ|terms|, averaged over steps. Values are means of the first and the last 5 steps; weights"
+    assert note in html.unescape(text)
+    assert "Values and weights are those of the first and the last step." in made(write_run(tmp_path, steps=9))
+
+
+def test_numbers_in_events_have_a_true_minus(tmp_path):
+    text = made(write_run(tmp_path, steps=1, events=[(0, "warning", "a-1 and b: cosine -0.45, 1e-5 on 2026-11-15")]))
+    assert "a-1 and b: cosine −0.45, 1e−5 on 2026-11-15" in text
 
 
 def test_runs_of_one_name_have_that_of_their_folder_too(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
@@ -43,9 +44,7 @@ def test_a_term_that_dominates(tmp_path):
     assert told(found, "idle") == [
         "sparsity did next to nothing: less than 0.1 % of the gradient; that of kl was 16000 times as long."
     ]
-    assert told(found, "fought") == [
-        "Whether terms fought is not known: no cosines between gradients were measured (train.cosines_every)."
-    ]
+    assert told(found, "fought") == ["Whether terms fought is not known: no cosines between gradients were measured."]
 
 
 def test_two_terms_that_drive_together(tmp_path):
@@ -83,9 +82,13 @@ def test_without_gradients_shares_are_of_the_loss(tmp_path):
     found = verdict(write_run(tmp_path, steps=4, base=base(norm=None), parts=parts))
     assert told(found, "drove") == [
         "base_loss drove training: 80 % of the loss on average, kl 20 %; "
-        "gradients were not measured (train.track_grad_norms)."
+        "gradients were not measured (train.gradients_every = 0)."
     ]
     assert told(found, "idle") == ["l1 did next to nothing: less than 0.1 % of the loss."]
+    assert told(found, "fought")[0].endswith("no cosines between gradients were measured (train.gradients_every = 0).")
+    told_config = config(["kl", "l1"], 4, gradients_every=10)
+    found = verdict(write_run(tmp_path, steps=4, base=base(norm=None), parts=parts, settings=told_config))
+    assert told(found, "fought")[0].endswith("no cosines between gradients were measured.")
 
 
 def test_the_only_term(tmp_path):
@@ -94,18 +97,58 @@ def test_the_only_term(tmp_path):
     assert told(found, "fought") == told(found, "idle") == []
 
 
-def test_gradients_at_different_places_compare_only_roughly(tmp_path):
-    folder = write_run(tmp_path, steps=2, parts={"size": Part(lambda step: 1.0), "kl": Part(lambda step: 1.0)})
-    path = folder / "metrics.jsonl"
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    for one in found:
-        one["loss"]["base_loss"]["grad_norms"] = one["loss"]["regularizers"]["kl"]["grad_norms"] = {"logprobs": 1.0}
-        one["loss"]["regularizers"]["size"]["grad_norms"] = {"params": 1.0}
-    path.write_text("".join(json.dumps(one) + "\n" for one in found))
-    assert told(verdict(folder), "drove")[-1] == (
-        "Gradients are taken where terms read: base_loss and kl at logprobs and size at params. "
-        "Their norms compare only roughly."
-    )
+def test_gradients_at_other_places_are_not_ranked(tmp_path):
+    parts = {
+        "size": Part(lambda step: 1.0, norm=lambda step: 1e-6, place="params"),
+        "kl": Part(lambda step: 1.0, place="flat_logprobs"),
+    }
+    cosines = lambda step, a, b: 0.0 if "size" in (a, b) else -0.1
+    start = Part(lambda step: 2.0, lambda step: 1.0, place="flat_logprobs")
+    found = verdict(write_run(tmp_path, steps=2, base=start, parts=parts, cosines=cosines))
+    assert told(found, "drove") == [
+        "base_loss drove training: 91 % of the gradient on average, kl 9.1 %.",
+        "size is not ranked: its gradient is taken at the parameters (median norm 1e−7), "
+        "those of most terms at the log-probabilities.",
+    ]
+    assert told(found, "idle") == []
+    assert told(found, "fought") == [
+        "No two terms fought (1 of 3 pairs were measured): the lowest mean cosine is −0.1, between base_loss and kl."
+    ]
+
+
+def test_gradients_that_are_all_at_the_parameters_compare(tmp_path):
+    parts = {"kl": Part(lambda step: 1.0, place="parameters", measured=10), "l1": Part(lambda step: 1.0, measured=10)}
+    start = Part(lambda step: 2.0, lambda step: 1.0, place="parameters", measured=10)
+    run = read(write_run(tmp_path, steps=95, base=start, parts=parts))
+    summary = summarise(run, CONFLICT)
+    assert [term.place for term in summary.terms.values()] == [(), (), ()]
+    assert [round(term.grad_share, 3) for term in summary.terms.values()] == [0.833, 0.083, 0.083]
+    assert [round(term.early, 3) for term in summary.terms.values()] == [0.833, 0.083, 0.083]
+    assert len(run.terms["kl"].pull) == 10
+
+
+def test_where_no_term_has_a_gradient(tmp_path):
+    still = Part(lambda step: 0.0, lambda step: 1.0, lambda step: 0.0)
+    found = verdict(write_run(tmp_path, steps=4, base=still, parts={"kl": still}))
+    assert told(found, "drove") == ["No term had a gradient."]
+    assert told(found, "outcome") == ["The loss stayed at 0 in 4 steps; the base loss stayed at 0."]
+    assert found.summary.startswith("The loss stayed at 0. No term had a gradient; ")
+    assert told(found, "idle")[1] == "kl did nothing: its value is 0 in every step."
+    zero = Part(lambda step: 0.0, lambda step: 1.0, None)
+    found = verdict(write_run(tmp_path, steps=4, base=zero, parts={"kl": zero}))
+    assert told(found, "drove")[0].startswith("Every term was 0 in every step; gradients were not measured")
+
+
+def test_a_value_of_zero_with_a_gradient_is_not_nothing(tmp_path):
+    found = verdict(write_run(tmp_path, steps=4, parts={"policy": Part(lambda step: 0.0, lambda step: 1.0)}))
+    assert told(found, "idle") == []
+
+
+def test_of_many_terms_of_which_none_drives_the_largest_are_told(tmp_path):
+    parts = {f"t{place}": Part(lambda step: 1.0, lambda step: 1.0) for place in range(8)}
+    (told_, *_) = told(verdict(write_run(tmp_path, steps=2, parts=parts)), "drove")
+    assert told_.startswith("No single term drove training, the largest: base_loss 11 %, t0 11 %, ")
+    assert told_.count("11 %") == 6
 
 
 def pairs(cosine):
@@ -152,10 +195,29 @@ def test_of_many_fights_the_worst_are_told(tmp_path):
     assert told(found, "fought")[-1] == "1 more pair of terms fought; see the matrix."
 
 
+def test_in_the_first_line_one_pair_fights_and_the_others_are_counted(tmp_path):
+    parts = {name: Part(lambda step: 1.0) for name in ("a", "b")}
+    cosines = lambda step, a, b: -0.5 if "a" in (a, b) else 0.0
+    found = verdict(write_run(tmp_path, steps=4, parts=parts, cosines=cosines))
+    assert found.summary.endswith("base_loss and a fought, and so did 1 other pair.")
+    found = verdict(write_run(tmp_path, steps=4, parts=parts, cosines=lambda *_: -0.5))
+    assert found.summary.endswith("base_loss and a fought, and so did 2 other pairs.")
+
+
+def test_terms_that_do_nothing_do_not_fight(tmp_path):
+    parts = {"kl": Part(lambda step: 1.0, lambda step: 1e-6)}
+    found = verdict(write_run(tmp_path, steps=4, parts=parts, cosines=lambda *_: -0.9))
+    assert "fought" not in found.summary
+    assert told(found, "fought") == ["No two terms fought: of each pair that was measured, one did next to nothing."]
+
+
 def test_terms_that_agree(tmp_path):
-    found = verdict(write_run(tmp_path, steps=10, **pairs(lambda step: 0.97)))
+    parts = {"kl": Part(lambda step: 1.0), "l1": Part(lambda step: 1.0)}
+    cosines = lambda step, a, b: 0.97 if b == "kl" or (a, b) == ("kl", "l1") else 0.0
+    found = verdict(write_run(tmp_path, steps=10, parts=parts, cosines=cosines))
     assert told(found, "agreed") == [
-        "base_loss and kl pulled the same way: their cosine was 0.97 on average; one of them may be enough."
+        "kl and l1 pulled the same way: their cosine was 0.97 on average; one of them may be enough.",
+        "base_loss and kl pulled the same way: their cosine was 0.97 on average.",
     ]
 
 
@@ -164,6 +226,8 @@ def test_terms_that_agree(tmp_path):
     [
         (Part(lambda step: 5.0, lambda step: 0.0), "its weight is 0 in every step"),
         (Part(lambda step: 5.0, norm=lambda step: 0.0), "its gradient is 0 in every step"),
+        (Part(lambda step: 5.0, norm=lambda step: 0.0, measured=2), "its gradient is 0 wherever it was measured"),
+        (Part(lambda step: 0.0, norm=None), "its value is 0 in every step"),
         (Part(lambda step: 5.0, norm=None, grad_error="it is a constant"), "it has no gradient (it is a constant)"),
     ],
 )
@@ -219,13 +283,39 @@ def test_a_loss_that_is_not_finite(tmp_path):
     assert found.summary.startswith("The loss stayed at about 2.1 and was NaN or infinite in 2 of 10 steps. ")
 
 
-def test_a_loss_that_is_not_finite_to_the_end(tmp_path):
-    parts = {"kl": Part(lambda step: math.inf if step > 6 else 1.0)}
+def test_a_loss_that_is_not_finite_to_the_end_leads(tmp_path):
+    parts = {"kl": Part(lambda step: math.inf if step > 6 else 4.0 - 0.4 * step)}
     found = verdict(write_run(tmp_path, steps=10, parts=parts))
-    assert told(found, "broken") == [
-        "The loss was NaN or infinite in 3 of 10 steps, from step 7 to the end; not finite there: kl."
+    assert str(found).splitlines()[1:3] == [
+        "The loss became infinite at step 7 and never came back; not finite there: kl.",
+        "The loss fell by 10 % from 2.4 to 2.16 until step 6; the base loss stayed at about 2.",
     ]
-    assert "was NaN or infinite from step 7 to the end" in found.summary
+    assert found.summary.startswith(
+        "The loss became infinite at step 7 and never came back; it fell by 10 % until step 6. "
+    )
+    values = lambda step: math.nan if step in (5, 9) else 2.0
+    found = verdict(write_run(tmp_path, steps=10, base=base(values)))
+    assert told(found, "broken") == [
+        "The loss became NaN at step 9, the last; not finite there: base_loss; 1 step before was NaN or infinite, too."
+    ]
+
+
+def test_a_loss_that_spikes(tmp_path):
+    values = lambda step: 1e6 if step == 20 else 2.0 - step * 0.002
+    found = verdict(write_run(tmp_path, steps=200, base=base(values)))
+    assert told(found, "spiked") == ["The loss spiked to 1e6 at step 20, where it was about 1.971 around it."]
+    assert found.summary.startswith("The loss fell by 19 % and spiked to 1e6 at step 20. ")
+    for calm in (lambda step: 1e6 if step == 0 else 2.0, lambda step: 1e6 if step == 39 else 2.0, falling(100, 1, 40)):
+        assert told(verdict(write_run(tmp_path, steps=40, base=base(calm))), "spiked") == []
+
+
+def test_a_steep_start_is_told(tmp_path):
+    values = lambda step: 6.0 if step == 0 else 3.0 - step / 100
+    found = verdict(write_run(tmp_path, steps=100, base=base(values)))
+    assert told(found, "outcome") == [
+        "The loss fell by 43 % from 3.58 to 2.03 in 100 steps "
+        "(means of the first and the last 5 steps; at the first step it was 6)."
+    ]
 
 
 def test_a_sum_that_overflows_though_its_terms_do_not(tmp_path):
@@ -258,6 +348,14 @@ def test_a_term_that_fails(tmp_path):
     assert found.summary.endswith("topology failed in 3 of 10 steps.")
 
 
+def test_a_long_reason_is_cut(tmp_path):
+    part = Part(lambda step: 1.0, fails={3: "the solver said:\n" + "unsat core " * 30})
+    (sentence,) = told(verdict(write_run(tmp_path, steps=10, parts={"smt": part})), "failed")
+    assert sentence.startswith("smt failed in 1 of 10 steps, first at step 3: TermTimeoutError: the solver said: unsat")
+    assert sentence.endswith("…."), sentence
+    assert len(sentence) < 180
+
+
 def test_a_term_that_never_ran_did_not_do_nothing_but_failed(tmp_path):
     part = Part(lambda step: 1.0, fails=dict.fromkeys(range(5), "no"))
     found = verdict(write_run(tmp_path, steps=5, parts={"a": part}))
@@ -279,7 +377,7 @@ def test_a_term_that_takes_the_time(tmp_path):
         (
             {2: 3.0, 4: 1.0, 9: 2.0},
             "On held-out data the base loss was lowest at step 4, 1, and has risen to 2 at step 9: "
-            "an earlier checkpoint is the better one.",
+            "fewer steps are better, about 4.",
         ),
         ({4: math.nan}, None),
     ],
@@ -290,15 +388,31 @@ def test_held_out_data(tmp_path, losses, sentence):
     assert ("the held-out loss rises" in found.summary.lower()) == ("risen" in (sentence or ""))
 
 
+def test_a_checkpoint_is_the_better_one_only_where_it_is_kept(tmp_path):
+    losses = {2: 3.0, 4: 1.0, 9: 2.0}
+    saved = [(step, "checkpoint", "") for step in (4, 9)]
+    found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=saved))
+    assert told(found, "held out")[0].endswith("at step 9: the checkpoint of step 4 is the better one.")
+    saved.insert(1, (8, "checkpoint", ""))
+    saved.insert(1, (9, "checkpoint", ""))
+    found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=saved[1:]))
+    assert told(found, "held out")[0].endswith("the checkpoint of step 8 is the better one.")
+    found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=[(9, "checkpoint", "")]))
+    assert told(found, "held out")[0].endswith("at step 9: fewer steps are better, about 4.")
+
+
 @pytest.mark.parametrize(
     ("first", "last", "words"),
     [
         (4.0, 2.0, "fell by 50 % from 4 to 2"),
         (2.0, 3.0, "rose by 50 % from 2 to 3"),
         (2.0, 600.0, "grew 300-fold from 2 to 600"),
-        (-2.0, 3.0, "rose by 250 % from −2 to 3"),
-        (-2.0, -3.0, "fell by 50 % from −2 to −3"),
+        (-2.0, 3.0, "rose by 5 from −2 to 3"),
+        (-2.0, -3.0, "fell by 1 from −2 to −3"),
+        (2.0, -0.5, "fell by 2.5 from 2 to −0.5"),
+        (2.0, 0.0, "fell by 100 % from 2 to 0"),
         (0.0, 3.0, "went from 0 to 3"),
+        (0.0, 0.0, "stayed at 0"),
         (2.0, 2.001, "stayed at about 2.001"),
     ],
 )
@@ -341,7 +455,7 @@ def test_no_step(tmp_path):
             "",
             [
                 "It was resumed at step 4.",
-                "It was interrupted after 10 of 60 steps; `penalties train --resume` goes on.",
+                "It was interrupted after 10 of 60 steps; `penalties train --run FOLDER --resume` goes on.",
             ],
         ),
         (
@@ -359,12 +473,15 @@ def test_no_step(tmp_path):
 def test_what_became_of_the_run(tmp_path, steps, wanted, events, tail, sentences):
     told_config = None if wanted is None else config([], wanted)
     found = verdict(write_run(tmp_path, steps=steps, events=events, settings=told_config, tail=tail))
-    assert told(found, "run") == sentences
+    assert told(found, "run") == [one.replace("FOLDER", shlex.quote(str(tmp_path))) for one in sentences]
 
 
 def test_a_run_in_which_everything_happens_is_told_in_order(tmp_path):
     kinds = [kind for kind, _, _ in verdict(everything(tmp_path)).grouped]
-    assert kinds == ["outcome", "broken", "exploded", "drove", "fought", "idle", "failed", "slow", "held out", "run"]
+    assert kinds == [
+        *("outcome", "broken", "spiked", "exploded", "drove", "fought"),
+        *("idle", "failed", "slow", "held out", "run"),
+    ]
 
 
 def test_shares_are_means_over_all_steps(tmp_path):

@@ -11,6 +11,7 @@ __all__ = ["Finding", "Kind", "Verdict"]
 Kind: TypeAlias = Literal[
     "outcome",
     "broken",
+    "spiked",
     "exploded",
     "drove",
     "fought",
@@ -27,6 +28,7 @@ Kind: TypeAlias = Literal[
 _LABELS: Final[dict[Kind, str]] = {
     "outcome": "Outcome",
     "broken": "Not finite",
+    "spiked": "Spiked",
     "exploded": "Exploded",
     "drove": "Drove",
     "fought": "Fought",

@@ -20,7 +20,7 @@ from .palette import css
 from .reading import read
 from .runlog import RunLog
 from .scales import seconds, steps_shown
-from .sections import colors, cosines, count_series, events, failures, figures, term_rows, time_rows
+from .sections import colors, cosines, count_series, events, failures, figures, term_note, term_rows, time_rows
 from .summary import Summary, summarise
 from .verdict import judge
 from .verdict_terms import CONFLICT
@@ -106,6 +106,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) 
         "verdict": verdict,
         "figures": figures(run, css_of, points),
         "terms": term_rows(summary, css_of),
+        "terms_note": term_note(summary),
         "cosines": cosines(run, summary, css_of),
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),

@@ -1,5 +1,6 @@
 """The charts and tables of one run."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from .charts import lines, stack
 from .figure import Figure
 from .marks import Moment
 from .palette import term_class
+from .places import elsewhere, place_words
 from .runlog import RunLog, Series, TermLog
 from .scales import percent, seconds, shown, steps_shown
 from .sheet import Frame, Line
@@ -27,11 +29,14 @@ __all__ = [
     "events",
     "failures",
     "figures",
+    "term_note",
     "term_rows",
     "time_rows",
 ]
 
 _NONE: Final = "–"
+_MINUS: Final = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
+"""Of numbers below zero, and in exponents; not the hyphens of names and dates."""
 _EVENTS: Final = 40
 """Events that are listed; a run of many warnings has more."""
 
@@ -74,12 +79,13 @@ def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
 
 
 def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
-    pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull)}
+    apart = elsewhere(run)
+    pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     if not pulls and not len(run.grad_norm):
         return []
-    drawn = [Line(name, css[name], series) for name, series in pulls.items()]
-    if len(run.grad_norm):
-        drawn.append(Line("total", "total", run.grad_norm))
+    # The total first: a term that is most of it lies over it.
+    drawn = [Line("total", "total", run.grad_norm)] if len(run.grad_norm) else []
+    drawn += [Line(name, css[name], series) for name, series in pulls.items()]
     note = "norm of each weighted gradient, and of their sum"
     found = [lines("Gradient norms", drawn, log=True, frame=frame, note=note)]
     if len(pulls) > 1:
@@ -89,6 +95,13 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
         drawn = [Line(name, css[name], Series(run.steps[measured], part[measured])) for name, part in parts.items()]
         note = "of the sum of the weighted norms"
         found.append(stack("Shares of the gradient", drawn, shares=True, frame=frame, note=note))
+    if apart:
+        drawn = [
+            Line(f"{name} at the {place_words(place)}", css[name], run.terms[name].pull)
+            for name, place in apart.items()
+        ]
+        note = "these do not compare with those of the other terms"
+        found.append(lines("Gradient norms at other places", drawn, log=True, frame=frame, note=note))
     return found
 
 
@@ -159,16 +172,31 @@ class Row:
 
 
 def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
-    """What every term was: its shares, value and weight at both ends, and steps."""
+    """What every term was: its shares, value and weight at both ends, and steps.
+
+    A gradient that is taken elsewhere than most has its norm instead of a share.
+    """
     rows: list[Row] = []
     for name, term in summary.terms.items():
         value = _NONE if term.value is None else _arrow(term.value)
         weight = _NONE if term.weight is None or name == BASE else _arrow(term.weight)
         loss = _NONE if term.loss_share is None else Part.of(term.loss_share)
         gradient = _NONE if term.grad_share is None else Part.of(term.grad_share)
+        if term.place and term.pull is not None:
+            gradient = f"norm {shown(term.pull, 3)} at the {place_words(term.place)}"
         ran = steps_shown(term.ran) + (f", {steps_shown(term.failed)} failed" if term.failed else "")
         rows.append(Row(name, css[name], [gradient, loss, value, weight, ran]))
     return rows
+
+
+def term_note(summary: Summary) -> str:
+    """What the numbers in the table of terms are."""
+    both = "the first and the last step"
+    window = 1 if summary.loss is None else summary.loss.window
+    ends = f"Values and weights are those of {both}."
+    if window > 1:
+        ends = f"Values are means of the first and the last {steps_shown(window)} steps; weights are those of {both}."
+    return f"Share: |term| / Σ|terms|, averaged over steps. {ends}"
 
 
 def _arrow(both: Ends) -> str:
@@ -195,14 +223,15 @@ def failures(run: RunLog, css: Mapping[str, str]) -> list[Row]:
         for reason, count in Counter(failure.reason for failure in term.failures).most_common():
             steps = [failure.step for failure in term.failures if failure.reason == reason]
             where = steps_shown(steps[0]) if count == 1 else f"{steps_shown(steps[0])} to {steps_shown(steps[-1])}"
-            rows.append(Row(name, css[name], [steps_shown(count), where, reason]))
+            rows.append(Row(name, css[name], [steps_shown(count), where, reason.strip()]))
     return rows
 
 
 def events(run: RunLog) -> list[tuple[str, str, str]]:
     """What happened to the run: step, kind and message; checkpoints are told together."""
     saved = [event for event in run.events if event.kind == "checkpoint"]
-    told = [(steps_shown(event.step), event.kind, event.message) for event in run.events if event.kind != "checkpoint"]
+    others = [event for event in run.events if event.kind != "checkpoint"]
+    told = [(steps_shown(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
     if len(told) > _EVENTS:
         told = [*told[:_EVENTS], ("", "", f"and {steps_shown(len(told) - _EVENTS)} more in metrics.jsonl")]
     if saved:
@@ -231,10 +260,11 @@ class Matrix:
 
 
 def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | None:
-    """The matrix of mean cosines; None where none were measured."""
-    names = [name for name in run.terms if any(name in pair for pair, series in run.cosines.items() if len(series))]
-    if len(names) < 2:
+    """The matrix of mean cosines between all terms that have a gradient; None where none were measured."""
+    measured = {name for pair, series in run.cosines.items() if len(series) for name in pair}
+    if not measured:
         return None
+    names = [name for name, term in run.terms.items() if name in measured or len(term.pull)]
     pairs = {(pair.first, pair.second): pair for pair in summary.pairs}
     rows: list[list[Cell | None]] = []
     for place, second in enumerate(names[1:], 1):

@@ -2,15 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from .places import elsewhere
 from .runlog import Floats, Ints, RunLog, Series, TermLog
 
-__all__ = ["Ends", "Pair", "Summary", "TermSummary", "ends", "shares", "summarise"]
+__all__ = ["Ends", "Pair", "Spike", "Summary", "TermSummary", "ends", "shares", "summarise"]
 
 Shares: TypeAlias = Mapping[str, Floats]
+
+_SPIKE: Final = 10.0
+"""A loss that is above those around it by so many times their size has spiked."""
+_AROUND: Final = 10
+"""Steps before and after that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,14 @@ class TermSummary:
     name: str
     value: Ends | None
     weight: Ends | None
+    """The first and the last number."""
     loss_share: float | None
     grad_share: float | None
-    """None where no gradient was measured."""
+    """Among the gradients that are taken where most are; None where none was measured there."""
+    place: tuple[str, ...]
+    """Where the gradient is taken, if not where most are."""
     share: float | None
-    """Of the gradient where gradients were measured, else of the loss: what the term did."""
+    """Of the gradient where gradients were measured, else of the loss: what the term did. None at another place."""
     early: float | None
     """The same share in the first quarter of the steps."""
     late: float | None
@@ -69,6 +78,16 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Spike:
+    """A step at which the loss was far above those around it."""
+
+    step: int
+    value: float
+    level: float
+    """The median of the steps around it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """A run in numbers."""
 
@@ -83,6 +102,7 @@ class Summary:
     """Steps at which the total is NaN or infinite."""
     lost_from: int | None
     """The first step from which the total is NaN or infinite to the end; None where it ends finite."""
+    spike: Spike | None
     peak: tuple[int, float] | None
     """The step and size of the longest finite gradient."""
     usual: float | None
@@ -104,6 +124,11 @@ def ends(series: Series) -> Ends | None:
         return None
     window = max(1, len(values) // 20)
     return Ends(float(values[:window].mean()), float(values[-window:].mean()), window)
+
+
+def _true_ends(series: Series) -> Ends | None:
+    values = series.finite.values
+    return Ends(float(values[0]), float(values[-1]), 1) if len(values) else None
 
 
 def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
@@ -133,7 +158,8 @@ def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
 def summarise(run: RunLog, conflict: float) -> Summary:
     """The numbers of a run; `conflict` is the cosine below which two terms fight."""
     loss = shares({name: term.contribution for name, term in run.terms.items()}, run.steps)
-    pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull)}
+    apart = elsewhere(run)
+    pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     gradient = shares(pulls, run.steps)
     tracked = bool(pulls)
     norms = run.grad_norm.finite
@@ -142,11 +168,15 @@ def summarise(run: RunLog, conflict: float) -> Summary:
     return Summary(
         loss=ends(run.total),
         base=ends(run.loss),
-        terms={name: _term(term, loss[name], gradient.get(name), tracked) for name, term in run.terms.items()},
+        terms={
+            name: _term(term, loss[name], gradient.get(name), tracked, apart.get(name, ()))
+            for name, term in run.terms.items()
+        },
         pairs=sorted(_pairs(run, conflict), key=lambda pair: pair.mean),
         tracked=tracked,
         broken=run.total.steps[~np.isfinite(run.total.values)],
         lost_from=_lost_from(run.total),
+        spike=_spike(run.total.finite),
         peak=(int(norms.steps[peak]), float(norms.values[peak])) if len(norms) else None,
         usual=float(np.median(norms.values[:quarter])) if len(norms) else None,
         failures=sum(len(term.failures) for term in run.terms.values()),
@@ -161,17 +191,31 @@ def _lost_from(total: Series) -> int | None:
     return int(total.steps[first]) if first < len(total) else None
 
 
-def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool) -> TermSummary:
+def _spike(total: Series) -> Spike | None:
+    """The highest step, where the loss was as usual before and after it."""
+    place = int(np.argmax(total.values)) if len(total) else 0
+    before, after = (total.values[part] for part in (slice(max(0, place - _AROUND), place), slice(place + 1, None)))
+    after = after[:_AROUND]
+    if not len(before) or not len(after):
+        return None
+    level = max(float(np.median(before)), float(np.median(after)))
+    usual = max(abs(level), abs(float(np.median(before)) - float(np.median(after))))
+    value = float(total.values[place])
+    return Spike(int(total.steps[place]), value, level) if usual and value - level > _SPIKE * usual else None
+
+
+def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool, place: tuple[str, ...]) -> TermSummary:
     # Where others have gradients, one without pulls nothing.
-    leading = loss if not tracked else np.zeros(len(loss)) if gradient is None else gradient
+    leading = loss if not tracked else np.full(len(loss), np.nan if place else 0.0) if gradient is None else gradient
     pulls, durations = term.pull.finite.values, term.duration.finite.values
     quarter = max(1, len(loss) // 4)
     return TermSummary(
         name=term.name,
         value=ends(term.value),
-        weight=ends(term.weight),
+        weight=_true_ends(term.weight),
         loss_share=_mean(loss),
         grad_share=None if gradient is None else _mean(gradient),
+        place=place,
         share=_mean(leading),
         early=_mean(leading[:quarter]),
         late=_mean(leading[-quarter:]),

@@ -1,27 +1,26 @@
 """The verdict on a run: how it went, and what its terms did."""
 
-import math
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ...pipeline.output import BASE
 from .findings import Finding, Verdict
-from .runlog import RunLog
-from .scales import percent, shown, steps_shown
-from .sentences import Name, Sentence, clauses, listed
+from .runlog import RunLog, Series
+from .scales import shown, steps_shown
+from .sentences import Sentence, clauses, listed
 from .summary import Ends, Summary
+from .verdict_history import broken, exploded, lost, moved, outcome, spiked, steps_words
 from .verdict_terms import agreed, drove, failed, fought, idle, slow
 
-__all__ = ["judge", "moved"]
+__all__ = ["judge"]
 
-_COURSE: Final = ("outcome", "broken", "exploded")
+_HISTORY: Final = ("outcome", "broken", "spiked", "exploded")
 """What the first sentence is about; the second is about terms."""
-_EXPLOSION: Final = 100.0
-"""A gradient so many times as long as usual has exploded."""
-_STEADY: Final = 0.01
-"""A change by less is none."""
+_KEPT: Final = 2
+"""Checkpoints that a run keeps."""
 _RISEN: Final = 0.05
 """A held-out loss that has risen again by more than this part of its fall, or of its size, is told."""
 
@@ -29,9 +28,11 @@ _RISEN: Final = 0.05
 def judge(run: RunLog, summary: Summary) -> Verdict:
     """What a run shows, most important first."""
     rules: Sequence[Callable[[RunLog, Summary], Iterator[Finding]]] = (
-        _outcome,
-        _broken,
-        _exploded,
+        lost,
+        outcome,
+        broken,
+        spiked,
+        exploded,
         drove,
         fought,
         idle,
@@ -42,81 +43,18 @@ def judge(run: RunLog, summary: Summary) -> Verdict:
         _told,
     )
     findings = [finding for rule in rules for finding in rule(run, summary)]
-    course = [finding.headline for finding in findings if finding.headline and finding.kind in _COURSE]
-    terms = [finding.headline for finding in findings if finding.headline and finding.kind not in _COURSE]
-    return Verdict((*listed(course), *([". ", *clauses(terms)] if terms else []), "."), findings)
+    history = [finding.headline for finding in findings if finding.headline and finding.kind in _HISTORY]
+    terms = [finding.headline for finding in findings if finding.headline and finding.kind not in _HISTORY]
+    return Verdict(
+        (*_history(history, apart=summary.lost_from is not None), *([". ", *clauses(terms)] if terms else []), "."),
+        findings,
+    )
 
 
-def _outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    loss, base = summary.loss, summary.base
-    if not len(run.steps):
-        yield Finding("outcome", ("The log has no step yet.",), ("No step yet",))
-    elif loss is None:
-        yield Finding("outcome", ("The loss was never finite.",), ("The loss was never finite",))
-    elif len(run.steps) == 1:
-        yield Finding("outcome", (f"One step, at which the loss is {shown(loss.first)}.",), ("One step",))
-    else:
-        parts = [f"The loss {moved(loss)} in {_steps(len(run.steps))}"]
-        if base is not None and len(run.terms) > 1 and BASE in run.terms:
-            parts.append(f"the base loss {moved(base)}")
-        means = f" (means of the first and the last {steps_shown(loss.window)} steps)" if loss.window > 1 else ""
-        yield Finding("outcome", ("; ".join(parts) + means + ".",), (f"The loss {_verb(loss)}",))
-
-
-def _verb(change: Ends) -> str:
-    relative = change.change
-    if relative is None:
-        return f"went from 0 to {shown(change.last)}"
-    if abs(relative) < _STEADY:
-        return f"stayed at about {shown(change.last)}"
-    if relative > 1 and change.first > 0:
-        return f"grew {shown(change.last / change.first, 2)}-fold"
-    return f"{'fell' if relative < 0 else 'rose'} by {percent(relative)}"
-
-
-def moved(change: Ends) -> str:
-    """How a number changed, with its ends.
-
-    >>> print(moved(Ends(0.0, 2.0, window=1)), moved(Ends(2.0, 2.001, window=1)), sep=", ")
-    went from 0 to 2, stayed at about 2.001
-    """
-    verb = _verb(change)
-    if verb.startswith(("went", "stayed")):
-        return verb
-    return f"{verb} from {shown(change.first)} to {shown(change.last)}"
-
-
-def _broken(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    broken, norms = summary.broken, run.grad_norm
-    bad = norms.steps[~np.isfinite(norms.values)]
-    if len(broken):
-        first = int(broken[0])
-        found = {name: term.value.at(first) for name, term in run.terms.items()}
-        names = [Name(name) for name, value in found.items() if value is not None and not math.isfinite(value)]
-        source: Sentence = ("; not finite there: ", *listed(names)) if names else ()
-        to_the_end = len(broken) > 1 and len(broken) == int((run.total.steps >= first).sum())
-        where = f"from step {steps_shown(first)} to the end" if to_the_end else f"first at step {steps_shown(first)}"
-        counted = f"{steps_shown(len(broken))} of {steps_shown(len(run.steps))} steps"
-        text = (f"The loss was NaN or infinite in {counted}, {where}", *source, ".")
-        headline = f"was NaN or infinite {where if to_the_end else f'in {counted}'}"
-        yield Finding("broken", text, () if summary.loss is None else (headline,))
-    elif len(bad):
-        counted = f"{steps_shown(len(bad))} of {steps_shown(len(norms))} steps"
-        where = f"first at step {steps_shown(bad[0])}"
-        text = (f"The gradient was NaN or infinite in {counted}, {where}, though the loss was finite.",)
-        yield Finding("broken", text, (f"its gradient was NaN or infinite in {counted}",))
-
-
-def _exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    if summary.peak is None or not summary.usual or summary.peak[1] < _EXPLOSION * summary.usual:
-        return
-    step, size = summary.peak
-    pulls = {name: pull for name, term in run.terms.items() if (pull := term.pull.at(step)) is not None}
-    worst = max(pulls, key=lambda name: pulls[name]) if pulls else None
-    source: Sentence = () if worst is None else ("; most of it came from ", Name(worst))
-    told = f"{shown(size, 3)} at step {steps_shown(step)}, {shown(size / summary.usual, 2)} times the usual"
-    text = (f"The gradient exploded: its norm was {told} {shown(summary.usual, 3)} of the first quarter", *source, ".")
-    yield Finding("exploded", text, (f"its gradient exploded at step {steps_shown(step)}",))
+def _history(parts: Sequence[Sentence], *, apart: bool) -> Sentence:
+    """What happened, as one sentence; the first part may stand apart from the others."""
+    first, *rest = parts
+    return (*first, "; ", *listed(rest)) if apart and rest else listed(parts)
 
 
 def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -135,7 +73,7 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if last - best > _RISEN * scale:
         text = (
             f"On held-out data the {what} was lowest at step {steps_shown(best_at)}, {shown(best)}, and has risen "
-            f"to {shown(last)} at step {steps_shown(last_at)}: an earlier checkpoint is the better one."
+            f"to {shown(last)} at step {steps_shown(last_at)}: {_better(run, series, best_at)}."
         )
         yield Finding("held out", (text,), (f"the held-out loss rises after step {steps_shown(best_at)}",))
         return
@@ -144,18 +82,29 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
     yield Finding("held out", (f"On held-out data the {what} {moved(change)}, {lowest_words}.",))
 
 
+def _better(run: RunLog, series: Series, best_at: int) -> str:
+    """What to do about a held-out loss that rises: take a checkpoint that is still there, or train less."""
+    saved = sorted({event.step for event in run.events if event.kind == "checkpoint"})[-_KEPT:]
+    losses = [float(np.interp(step, series.steps, series.values)) for step in saved]
+    last = float(series.values[-1])
+    if losses and last - min(losses) > _RISEN * abs(last):
+        return f"the checkpoint of step {steps_shown(saved[int(np.argmin(losses))])} is the better one"
+    return f"fewer steps are better, about {steps_shown(best_at)}"
+
+
 def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
     kinds = [event.kind for event in run.events]
     resumed = [steps_shown(event.step) for event in run.events if event.kind == "resumed"]
     if resumed:
         yield Finding("run", ("It was resumed at step ", *listed(resumed), "."))
     done = int(run.steps[-1]) + 1 if len(run.steps) else 0
-    train: Any = (run.config or {}).get("train", {})
-    wanted: Any = train.get("steps")
-    if done and "finished" not in kinds and not (isinstance(wanted, int) and done >= wanted):
-        after = f"{steps_shown(done)} of {steps_shown(wanted)} steps" if isinstance(wanted, int) else _steps(done)
+    wanted = run.wanted
+    if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
+        after = f"{steps_shown(done)} of {steps_shown(wanted)} steps" if wanted is not None else steps_words(done)
         if kinds and kinds[-1] == "interrupted":
-            text = f"It was interrupted after {after}; `penalties train --resume` goes on."
+            text = (
+                f"It was interrupted after {after}; `penalties train --run {shlex.quote(run.folder)} --resume` goes on."
+            )
         else:
             torn = " while it wrote a line" if run.torn else ""
             text = f"The log ends after {after}: the run goes on, or was stopped{torn}."
@@ -165,7 +114,3 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
         numbers = listed([*first, f"{count - 5} more"] if count > 5 else first)
         word = "line" if count == 1 else "lines"
         yield Finding("run", (f"{steps_shown(count)} {word} of the log could not be read: ", *numbers, "."))
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{steps_shown(count)} steps"

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...pipeline.output import BASE
 from .findings import Finding
+from .places import place_words
 from .runlog import RunLog
 from .scales import percent, seconds, shown, steps_shown
 from .sentences import Name, Sentence, listed
@@ -26,6 +27,11 @@ _IDLE: Final = 0.01
 _AGREEMENT: Final = 0.9
 _OFTEN: Final = 0.25
 """A pair that is opposed in this part of the measurements fights at times."""
+_STILL: Final = "its gradient is 0 in every step"
+_REASON: Final = 120
+"""Signs of a reason in the verdict; the table of failures has all of it."""
+_SHOWN: Final = 6
+"""Shares that are told where no term drives."""
 _SLOW: Final = 0.3
 """A term that takes this part of a step is slow."""
 _MOST: Final = 3
@@ -38,12 +44,16 @@ def drove(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if not ranked:
         return
     of = "of the gradient" if summary.tracked else "of the loss"
-    caveat = "" if summary.tracked else "; gradients were not measured (train.track_grad_norms)"
+    caveat = "" if summary.tracked else f"; gradients were not measured{_unmeasured(run)}"
     if len(run.terms) == 1:
         name = Name(ranked[0][0])
         yield Finding("drove", (name, " is the only term."), (name, " is the only term"))
         return
     (first, top), *others = ranked
+    if not top:
+        text = "No term had a gradient" if summary.tracked else "Every term was 0 in every step"
+        yield Finding("drove", (f"{text}{caveat}.",), (f"{text[0].lower()}{text[1:]}",))
+        return
     second, next_share = others[0] if others else ("", 0.0)
     if top >= _ALONE:
         rest: Sentence = (", ", Name(second), f" {percent(next_share)}") if next_share >= _IDLE else ()
@@ -54,23 +64,31 @@ def drove(run: RunLog, summary: Summary) -> Iterator[Finding]:
         text = (*names, f" drove training together: {percent(top)} and {percent(next_share)} {of} on average{caveat}.")
         yield Finding("drove", text, (*names, " drove training"))
     else:
-        parts = listed([(Name(name), f" {percent(share)}") for name, share in ranked if share >= _IDLE])
-        text = ("No single term drove training: ", *parts, f" {of} on average{caveat}.")
+        parts = listed([(Name(name), f" {percent(share)}") for name, share in ranked[:_SHOWN] if share >= _IDLE])
+        largest = " largest" if len(ranked) > _SHOWN else ""
+        text = (
+            f"No single term drove training{', the' if largest else ''}{largest}: ",
+            *parts,
+            f" {of} on average{caveat}.",
+        )
         yield Finding("drove", text, ("no single term drove training",))
     yield from _took_over(run, summary, of)
-    yield from _apart(run)
+    yield from _apart(run, summary)
 
 
-def _apart(run: RunLog) -> Iterator[Finding]:
-    """Where gradients are taken, if not all at one place: their norms are not of one kind."""
-    places: dict[tuple[str, ...], list[Name]] = {}
-    for name, term in run.terms.items():
-        if len(term.pull) and term.inputs:
-            places.setdefault(term.inputs, []).append(Name(name))
-    if len(places) > 1:
-        parts = [(*listed(names), f" at {' and '.join(inputs)}") for inputs, names in places.items()]
-        text = ("Gradients are taken where terms read: ", *listed(parts), ". Their norms compare only roughly.")
-        yield Finding("drove", text)
+def _unmeasured(run: RunLog) -> str:
+    """The setting that is the reason."""
+    return "" if run.training("gradients_every") else " (train.gradients_every = 0)"
+
+
+def _apart(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    """Terms whose gradients are taken elsewhere than those of most: their norms are not of one kind."""
+    others = {name: term for name, term in summary.terms.items() if term.place}
+    usual = next((log.inputs for name, log in run.terms.items() if log.inputs and name not in others), ())
+    for name, term in others.items():
+        norm = "" if term.pull is None else f" (median norm {shown(term.pull, 3)})"
+        text = f" is not ranked: its gradient is taken at the {place_words(term.place)}{norm}"
+        yield Finding("drove", (Name(name), f"{text}, those of most terms at the {place_words(usual)}."))
 
 
 def _ranked(summary: Summary) -> list[tuple[str, float]]:
@@ -95,16 +113,21 @@ def fought(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if len(run.terms) < 2 or not len(run.steps):
         return
     if not summary.pairs:
-        text = "Whether terms fought is not known: no cosines between gradients were measured (train.cosines_every)."
-        yield Finding("fought", (text,))
+        why = "" if summary.tracked else _unmeasured(run)
+        yield Finding(
+            "fought", (f"Whether terms fought is not known: no cosines between gradients were measured{why}.",)
+        )
         return
-    always = [pair for pair in summary.pairs if pair.mean < CONFLICT]
-    at_times = [pair for pair in summary.pairs if pair.mean >= CONFLICT and pair.below >= _OFTEN]
-    for pair in always[:_MOST]:
+    resting = {name for name, term in summary.terms.items() if _rests(run, term)}
+    pairs = [pair for pair in summary.pairs if pair.first not in resting and pair.second not in resting]
+    always = [pair for pair in pairs if pair.mean < CONFLICT]
+    at_times = [pair for pair in pairs if pair.mean >= CONFLICT and pair.below >= _OFTEN]
+    others = {0: "", 1: ", and so did 1 other pair"}.get(len(always) - 1, f", and so did {len(always) - 1} other pairs")
+    for place, pair in enumerate(always[:_MOST]):
         often = f", below {shown(CONFLICT)} in {_often(pair)}" if pair.count > 1 else ""
         names = _both(pair)
         text = (*names, f" fought: the cosine between their gradients was {shown(pair.mean, 2)} on average{often}.")
-        yield Finding("fought", text, (*names, " fought"))
+        yield Finding("fought", text, () if place else (*names, f" fought{others}"))
     for pair in at_times[: max(0, _MOST - len(always))]:
         lowest = f"lowest {shown(pair.lowest, 2)} at step {steps_shown(pair.lowest_at)}"
         below = f"the cosine was below {shown(CONFLICT)} in {_often(pair)}, {lowest}"
@@ -113,9 +136,23 @@ def fought(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if more > 0:
         yield Finding("fought", (f"{more} more {'pair' if more == 1 else 'pairs'} of terms fought; see the matrix.",))
     if not always and not at_times:
-        pair = summary.pairs[0]
-        text = ("No two terms fought: the lowest mean cosine is ", shown(pair.mean, 2), ", between ", *_both(pair), ".")
-        yield Finding("fought", text)
+        yield Finding("fought", _peace(run, summary, pairs))
+
+
+def _peace(run: RunLog, summary: Summary, pairs: Sequence[Pair]) -> Sentence:
+    """That no two terms fought, and of how many pairs that is known."""
+    if not pairs:
+        return ("No two terms fought: of each pair that was measured, one did next to nothing.",)
+    every, count = len(run.terms) * (len(run.terms) - 1) // 2, len(summary.pairs)
+    of = f" ({count} of {every} pairs were measured)" if count < every else ""
+    pair = pairs[0]
+    return (f"No two terms fought{of}: the lowest mean cosine is {shown(pair.mean, 2)}, between ", *_both(pair), ".")
+
+
+def _rests(run: RunLog, term: TermSummary) -> bool:
+    """Whether a term did nothing, or next to it."""
+    little = term.share is not None and term.share < _IDLE
+    return bool(term.ran) and (_why_nothing(run, term) is not None or little)
 
 
 def _both(pair: Pair) -> Sentence:
@@ -128,9 +165,10 @@ def _often(pair: Pair) -> str:
 
 
 def agreed(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """Pairs of terms that pull the same way: one of them may be enough."""
+    """Pairs of terms that pull the same way: one of them may be enough, unless it is the base loss."""
     for pair in [pair for pair in reversed(summary.pairs) if pair.mean > _AGREEMENT][:_MOST]:
-        text = f" pulled the same way: their cosine was {shown(pair.mean, 2)} on average; one of them may be enough."
+        enough = "" if BASE in (pair.first, pair.second) else "; one of them may be enough"
+        text = f" pulled the same way: their cosine was {shown(pair.mean, 2)} on average{enough}."
         yield Finding("agreed", (*_both(pair), text))
 
 
@@ -147,7 +185,7 @@ def idle(run: RunLog, summary: Summary) -> Iterator[Finding]:
         if reason is not None:
             nothing.append(name)
             findings.append(Finding("idle", (Name(name), f" did nothing: {reason}.")))
-        elif term.ran and term.share is not None and term.share < _IDLE:
+        elif _rests(run, term):
             little.append(name)
             findings.append(Finding("idle", (Name(name), *_how_little(summary, term, ranked[0][0]))))
     for names, words in ((nothing, " did nothing"), (little, " did next to nothing")):
@@ -166,8 +204,11 @@ def _why_nothing(run: RunLog, term: TermSummary) -> str | None:
         return "its weight is 0 in every step"
     if log.grad_error is not None and not len(log.grad_norm):
         return f"it has no gradient ({log.grad_error})"
-    if len(log.grad_norm) and not np.any(log.pull.values):
-        return "its gradient is 0 in every step"
+    still = not np.any(log.pull.values)
+    if still and not np.any(log.value.values):
+        return "its value is 0 in every step"
+    if still and len(log.grad_norm):
+        return "its gradient is 0 wherever it was measured" if len(log.grad_norm) < term.ran else _STILL
     return None
 
 
@@ -192,8 +233,14 @@ def failed(run: RunLog, summary: Summary) -> Iterator[Finding]:
             often = f"{steps_shown(count)} of {steps_shown(ran + count)} steps"
             first = f"first at step {steps_shown(term.failures[0].step)}"
             others = {1: "", 2: " (and 1 other reason)"}.get(len(reasons), f" (and {len(reasons) - 1} other reasons)")
-            text = (Name(name), f" failed in {often}, {first}: {common.rstrip('.')}{others}.")
+            text = (Name(name), f" failed in {often}, {first}: {_cut(common)}{others}.")
             yield Finding("failed", text, (Name(name), f" failed in {often}"))
+
+
+def _cut(reason: str) -> str:
+    """A reason on one line, of no great length."""
+    line = " ".join(reason.split()).rstrip(".")
+    return line if len(line) <= _REASON else f"{line[: _REASON - 1].rstrip()}…"
 
 
 def slow(run: RunLog, summary: Summary) -> Iterator[Finding]:
