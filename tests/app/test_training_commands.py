@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from penalties.app import cli
 from penalties.app import train as train_module
 from penalties.app.clients import connect
-from penalties.app.commands.train import folder_for, next_command
+from penalties.app.commands.options import command_line
+from penalties.app.commands.train import folder_for
 from penalties.app.disk import RunError
 from penalties.app.log import Log
+from penalties.app.report import page
 from penalties.app.runs import Run
 
 from .stand_ins import Backend, write_config
@@ -47,6 +50,9 @@ class TestTrain:
         assert shown.err == ""
         assert shown.out.splitlines()[0] == "runs/toy: 4 steps"
         assert shown.out.splitlines()[-1] == "report: runs/toy/report.html"
+        assert cli.main(["report", "runs/toy"]) == 0
+        assert shown.out.splitlines()[-2] == capsys.readouterr().out.splitlines()[0]
+        assert shown.out.splitlines()[-2].startswith("toy: The loss fell by ")
         assert (here / "runs" / "toy" / "report.html").read_text().startswith("<!")
 
     def test_a_new_run_has_a_new_folder(self, here: Path) -> None:
@@ -58,7 +64,10 @@ class TestTrain:
         assert cli.main(["train", "toy.toml", "--run", "mine", "--set", "train.steps=2", "--json"]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["kind"] for line in lines].count("step") == 2
+        verdict = lines[-1].pop("verdict")
         assert lines[-1] == {"kind": "result", "run": "mine", "report": "mine/report.html"}
+        assert cli.main(["report", "mine", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["runs"] == {"mine": verdict}
 
     def test_quiet_is_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["train", "toy.toml", "--quiet"]) == 0
@@ -73,7 +82,7 @@ class TestTrain:
         assert shown.err.splitlines() == [
             "stopping after this step; once more to stop at once",
             "error: interrupted after 2 steps; go on with:",
-            "penalties train toy.toml --set train.steps=5 --run runs/toy --resume",
+            "penalties train --run runs/toy --resume",
         ]
         assert (here / "runs" / "toy" / "report.html").is_file()
         monkeypatch.undo()
@@ -92,6 +101,84 @@ class TestTrain:
         last = Run("runs/toy-2").last()
         assert last is not None
         assert last["event"] == "finished"
+
+    def test_resume_alone_is_of_the_last_run_of_the_demo_with_its_own_config(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        demo = write_config(here / "elsewhere", steps=4).rename(here / "elsewhere" / "demo.toml")
+        with monkeypatch.context() as broken:
+            interrupting(broken, 1)
+            assert cli.main(["train", str(demo), "--set", "train.seed=3", "--quiet"]) == 1
+        assert cli.main(["train", "--resume", "--quiet"]) == 0
+        assert Run("runs/demo").config()["train"]["seed"] == 3
+        assert [record["step"] for record in Run("runs/demo").records() if record["kind"] == "step"] == [0, 1, 2, 3]
+
+    def test_values_may_be_set_on_the_config_of_a_run(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        write_config(here, terms='[[term]]\nfn = "tests.app.terms:counting"\n', steps=2)
+        assert cli.main(["train", "toy.toml", "--run", "mine", "--quiet"]) == 0
+        resume = ["train", "--run", "mine", "--resume", "--quiet", "--set"]
+        assert cli.main([*resume, "train.steps=3"]) == 0
+        assert Run("mine").config()["train"]["steps"] == 3
+        assert cli.main([*resume, "train.seed=1"]) == 2
+        assert "train.seed was 0 and is 1" in capsys.readouterr().err
+        assert cli.main([*resume, "train.steps=0", "--set", "train.seed=-1"]) == 2
+        assert capsys.readouterr().err.splitlines() == [
+            "error: mine: train.steps: found 0; expected a whole number of at least 1",
+            "and 1 more: --debug shows all of them",
+        ]
+
+    def test_terms_beside_the_config_are_found_from_anywhere(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write_config(here / "project", terms='[[term]]\nfn = "terms_of_mine:small"\n', steps=4)
+        (path.parent / "terms_of_mine.py").write_text("def small(logprobs):\n    return logprobs[0].mean() ** 2\n")
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with monkeypatch.context() as broken:
+            interrupting(broken, 1)
+            broken.chdir(path.parent)
+            assert cli.main(["train", "toy.toml", "--run", str(here / "mine"), "--quiet"]) == 1
+        sys.path.remove(str(path.parent))
+        del sys.modules["terms_of_mine"]
+        assert cli.main(["train", "--run", "mine", "--resume", "--quiet"]) == 0
+        last = Run("mine").last()
+        assert last is not None
+        assert last["event"] == "finished"
+
+    @pytest.mark.parametrize("config", [[], ["toy.toml"]])
+    def test_resume_of_a_folder_without_a_run_is_an_error(
+        self, here: Path, config: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        resume = ["train", *config, "--resume", "--quiet"]
+
+        def told(*more: str) -> str:
+            assert cli.main([*resume, *more]) == 2
+            return capsys.readouterr().err
+
+        assert told("--run", "runs/mine") == "error: runs/mine holds no run; begin one without --resume\n"
+        for name in ("mine", "other"):
+            assert cli.main(["train", "toy.toml", "--quiet", "--run", f"runs/{name}"]) == 0
+        assert told("--run", "mime") == "error: mime holds no run; did you mean runs/mine?\n"
+        there = "there is one in runs/mine and runs/other: choose by --run"
+        assert told("--run", "zzz") == f"error: zzz holds no run; {there}\n"
+        assert told() == f"error: runs/{'toy' if config else 'demo'} holds no run; {there}\n"
+        assert {path.name for path in (here / "runs").iterdir()} == {"mine", "other"}
+
+    def test_a_run_that_never_began_can_be_resumed(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        data = (here / "data.jsonl").read_text()
+        (here / "data.jsonl").write_text('{"prompt": "x"}\n')
+        assert cli.main(["train", "toy.toml", "--run", "mine"]) == 2
+        (here / "data.jsonl").write_text(data)
+        assert cli.main(["train", "--run", "mine", "--resume", "--quiet"]) == 0
+        assert Run("mine").begun()
+
+    @pytest.mark.parametrize("name", ["train", "ablate"])
+    def test_several_problems_are_listed_by_a_command_that_is_named(
+        self, name: str, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main([name, "toy.toml", "--set", "train.steps=0", "--set", "train.seed=-1"]) == 2
+        check = "penalties check toy.toml --set train.steps=0 --set train.seed=-1"
+        assert capsys.readouterr().err.splitlines()[1] == f"and 1 more: `{check}` lists all of them"
+        (here / "data.jsonl").write_text("{}\n{}\n")
+        assert cli.main([name, "toy.toml"]) == 2
+        assert capsys.readouterr().err.splitlines()[1] == "and 1 more: `penalties check toy.toml` lists all of them"
 
     def test_so_does_the_local_model_from_a_relative_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(train_module, "connect", connect)
@@ -116,11 +203,37 @@ class TestTrain:
         assert cli.main(["train", "toy.toml", "--quiet", "--run", "mine"]) == 2
         assert "mine holds a run already" in capsys.readouterr().err
 
-    def test_a_term_that_fails_is_the_runs_fault(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize(
+        ("options", "where"),
+        [
+            (["train.eval_every=3"], "at step 5"),
+            (["train.eval_every=4"], "in the evaluation after step 4"),
+            (["train.eval_every=4", "data.eval_path="], "at step 5"),
+        ],
+    )
+    def test_a_term_that_fails_is_told_with_its_step_and_how_to_go_on(
+        self, here: Path, capsys: pytest.CaptureFixture[str], options: list[str], where: str
+    ) -> None:
         write_config(here, terms='[[term]]\nfn = "tests.app.terms:failing"\n')
-        assert cli.main(["train", "toy.toml", "--quiet"]) == 1
-        assert "as the test wants it" in capsys.readouterr().err
+        given = [part for one in options for part in ("--set", one)]
+        assert cli.main(["train", "toy.toml", "--quiet", *given]) == 1
+        assert capsys.readouterr().err.splitlines() == [
+            f"error: {where}: failing: raised RuntimeError: as the test wants it",
+            'on_error = "skip" in its [[term]] leaves it out where it fails, and --debug shows the traceback',
+        ]
         assert Run("runs/toy").begun()
+        assert cli.main(["train", "toy.toml", "--quiet", *given, "--debug"]) == 1
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+    def test_a_base_loss_that_fails_cannot_be_left_out(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (here / "losses_of_mine.py").write_text("def loss(data, logprobs):\n    raise ValueError('one\\ntwo')\n")
+        write_config(here, terms="", loss="losses_of_mine:loss")
+        assert cli.main(["train", "toy.toml", "--quiet"]) == 1
+        assert capsys.readouterr().err.splitlines() == [
+            "error: in the evaluation before step 1: base_loss: raised ValueError: one …",
+            "--debug shows the traceback",
+        ]
+        assert not (here / "runs" / "toy").exists()
 
     def test_a_place_that_cannot_be_written_is_a_clear_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refused(*_: Any, **__: Any) -> Any:
@@ -149,11 +262,44 @@ class TestTrain:
         assert folder_for("toy.toml", resume=False) == Path("runs/toy-8")
         assert folder_for("toy.toml", resume=True) == Path("runs/toy-8")
         assert folder_for(None, resume=True) == Path("runs/demo")
+        assert not Path("runs/demo").exists()
 
-    def test_the_next_command_can_be_pasted(self) -> None:
-        told = next_command("train", "my config.toml", ['kl.options={ a = "b" }'], Path("r u n"))
-        assert told == "penalties train 'my config.toml' --set 'kl.options={ a = \"b\" }' --run 'r u n' --resume"
-        assert next_command("train", None, [], Path("r")) == "penalties train --run r --resume"
+    def test_a_command_can_be_pasted(self) -> None:
+        told = command_line("train", "my config.toml", ['kl.options={ a = "b" }'], "--run", "r u n")
+        assert told == "penalties train 'my config.toml' --set 'kl.options={ a = \"b\" }' --run 'r u n'"
+        assert command_line("train", None, [], "--resume") == "penalties train --resume"
+
+
+class TestReport:
+    def test_a_folder_that_cannot_be_written_to_is_said_to_be(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["train", "toy.toml", "--quiet"]) == 0
+        (here / "file").write_text("")
+        for folder in (here / "file", here / "file" / "missing"):
+            assert cli.main(["report", "runs/toy", "--out", str(folder / "x.html")]) == 2
+            told = f"error: the folder {folder} cannot be written to; choose a file elsewhere with --out\n"
+            assert capsys.readouterr().err == told
+
+    @pytest.mark.parametrize(
+        ("number", "told"),
+        [
+            (errno.EACCES, "the folder here cannot be written to; choose a file elsewhere with --out"),
+            (errno.ENOENT, "the folder here cannot be written to; choose a file elsewhere with --out"),
+            (errno.ENOSPC, "here/x.html could not be written: the disk is full; free some space, then resume"),
+        ],
+    )
+    def test_a_full_disk_is_another_thing(
+        self, number: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert cli.main(["train", "toy.toml", "--quiet"]) == 0
+
+        def refused(*_: Any, **__: Any) -> Any:
+            raise OSError(number, os.strerror(number), ".x.html.part")
+
+        monkeypatch.setattr(page, "write_whole", refused)
+        assert cli.main(["report", "runs/toy", "--out", "here/x.html"]) in (1, 2)
+        assert capsys.readouterr().err == f"error: {told}\n"
 
 
 class TestAblate:
@@ -161,10 +307,25 @@ class TestAblate:
         assert cli.main(["ablate", "toy.toml"]) == 0
         shown = capsys.readouterr().out
         assert "2 of 4: without kl, seed 0" in shown
+        assert shown.count("\nstep ") == 4 * 4
         assert "variant           base loss  difference" in shown
         assert shown.splitlines()[-1] == "report: runs/toy-ablation/report.html"
         assert (here / "runs" / "toy-ablation" / "report.html").is_file()
         assert Run("runs/toy-ablation/without-kl-seed-0").begun()
+
+    def test_each_run_has_a_few_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["ablate", "toy.toml", "--set", "train.steps=40", "--sweep", "kl.weight=1"]) == 0
+        shown = capsys.readouterr().out
+        for kind in ("step", "evaluation", "checkpoint"):
+            assert shown.count(f"\n{kind} ") <= 2 * 6
+
+    def test_resume_of_a_folder_without_an_ablation_is_an_error(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["ablate", "toy.toml", "--resume"]) == 2
+        told = capsys.readouterr().err
+        assert told == "error: runs/toy-ablation holds no ablation; begin one without --resume\n"
+        assert not (here / "runs").exists()
 
     def test_json_is_the_comparison_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["ablate", "toy.toml", "--sweep", "kl.weight=0.1,1", "--seeds", "2", "--json"]) == 0

@@ -24,7 +24,7 @@ from .train import Interrupted, train
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["ALL", "Comparison", "Outcome", "Variant", "ablate", "compared", "shown", "variants"]
+__all__ = ["ALL", "Comparison", "Outcome", "Variant", "ablate", "compared", "holds_ablation", "shown", "variants"]
 
 ALL: Final = "all"
 """The variant with every term, as the config has it: what the others are compared with."""
@@ -121,6 +121,11 @@ def _sweep(text: str) -> tuple[str, list[str]]:
     return key.strip(), values
 
 
+def holds_ablation(folder: Path) -> bool:
+    """Whether an ablation was begun in a folder."""
+    return (folder / _SUMMARY).is_file()
+
+
 def ablate(
     chosen: Sequence[Variant],
     folder: Path,
@@ -133,7 +138,7 @@ def ablate(
     `progress` gives what shows the run of a variant. With `resume`, runs that are finished are left as they are and
     others go on.
     """
-    if (folder / _SUMMARY).exists() and not resume:
+    if holds_ablation(folder) and not resume:
         raise RunError(f"{folder} holds an ablation already; go on with it by --resume, or choose another folder", 2)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -114,8 +114,9 @@ def _lines(error: Exception) -> tuple[list[str], int]:
     problems: list[Any] = getattr(error, "problems", [])
     if len(problems) > 1:
         lines = str(error).splitlines()
-        more = f"and {len(problems) - 1} more"
-        return [lines[0], f"{more}: `penalties check` lists all of them"], WRONG
+        notes: list[str] = getattr(error, "__notes__", [])
+        how = f"`{notes[0]}` lists" if notes else "--debug shows"
+        return [lines[0], f"and {len(problems) - 1} more: {how} all of them"], WRONG
     if isinstance(error, PenaltiesError):
         status = WRONG if isinstance(error, MissingLibraryError) else FAILED
         return _short(str(error)), getattr(error, "status", status)

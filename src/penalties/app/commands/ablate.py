@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ...encoding import dumps
-from .options import as_json, debug, quiet, values
-from .train import folder_for, next_command
+from .options import as_json, command_line, debug, quiet, telling_what_checks, values
+from .train import folder_for, nothing_in
 
 if TYPE_CHECKING:
     from ..config import Config
 
 __all__ = ["command"]
+
+_LINES: Final = 5
+"""For the steps of each run, in a pipe."""
 
 
 @click.command("ablate")
@@ -51,7 +54,7 @@ def command(
 
     All runs of one seed see the same data in the same order.
     """
-    from ..ablate import Variant, ablate, compared, shown, variants
+    from ..ablate import Variant, ablate, compared, holds_ablation, shown, variants
     from ..config import load
     from ..disk import RunError
     from ..progress import Progress, chosen
@@ -64,21 +67,25 @@ def command(
     def loaded(more: Sequence[str]) -> "Config":
         return load(config_path, [*overrides, *more])
 
-    trials = variants(loaded, sweeps=sweeps, seeds=seeds, keep=not remove)
+    with telling_what_checks(config_path, overrides):
+        trials = variants(loaded, sweeps=sweeps, seeds=seeds, keep=not remove)
     place = folder_for(config_path, resume=resume, suffix="-ablation") if folder is None else folder
+    if resume and not holds_ablation(place):
+        raise nothing_in(place, "ablation", holds_ablation)
 
     def progress(variant: Variant, number: int) -> Progress:
         if not (quiet or as_json):
             click.echo(f"\n{number + 1} of {len(trials)}: {variant.name}, seed {variant.seed}")
-        return chosen(quiet=quiet or as_json)
+        return chosen(quiet=quiet or as_json, lines=_LINES)
 
     try:
-        outcomes = ablate(trials, place, resume=resume, progress=progress)
+        with telling_what_checks(config_path, overrides):
+            outcomes = ablate(trials, place, resume=resume, progress=progress)
     except Interrupted as error:
         more = [part for sweep in sweeps for part in ("--sweep", sweep)]
         more += ["--seeds", str(seeds)] if seeds > 1 else []
         more += [] if remove else ["--keep"]
-        again = next_command("ablate", config_path, overrides, place, *more)
+        again = command_line("ablate", config_path, overrides, *more, "--run", str(place), "--resume")
         raise Interrupted(error.folder, error.step, f"{error}; go on with:\n{again}") from None
     report = place / "report.html"
     write([outcome.folder for outcome in outcomes], report)

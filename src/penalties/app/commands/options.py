@@ -1,11 +1,15 @@
-"""Options that several commands have."""
+"""Options that several commands have, and what is said of them."""
 
-from collections.abc import Callable
+import contextlib
+import shlex
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import click
 
-__all__ = ["as_json", "debug", "quiet", "values"]
+from ..config_problems import ConfigError, DataError
+
+__all__ = ["as_json", "command_line", "debug", "quiet", "telling_what_checks", "values"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,3 +34,23 @@ def values(function: F) -> F:
     text = "Set a value of the config, as train.steps=200 or kl.weight=0.1; without a value, its default."
     option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=text)
     return option(function)
+
+
+def command_line(name: str, config_path: str | None, overrides: Sequence[str], *more: str) -> str:
+    """A command that can be pasted.
+
+    >>> command_line("check", "my config.toml", ["train.steps=5"], "--quiet")
+    "penalties check 'my config.toml' --set train.steps=5 --quiet"
+    """
+    given = [part for one in overrides for part in ("--set", one)]
+    return shlex.join(["penalties", name, *([] if config_path is None else [config_path]), *given, *more])
+
+
+@contextlib.contextmanager
+def telling_what_checks(config_path: str | None, overrides: Sequence[str]) -> Generator[None]:
+    """Leave the command that lists everything wrong with a config beside an error of which a line is shown."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        error.add_note(command_line("check", config_path, overrides))
+        raise

@@ -1,5 +1,6 @@
 """`penalties report`: draw a run, or compare several."""
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import click
 
 from ...encoding import dumps
+from ..disk import RunError
 from .options import as_json, debug, quiet
 
-__all__ = ["command"]
+__all__ = ["command", "told"]
 
 
 @click.command("report")
@@ -32,10 +34,18 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
 
     report = make(runs)
     path = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
-    report.save(path)
+    try:
+        report.save(path)
+    except RunError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunError(
+            f"the folder {path.parent} cannot be written to; choose a file elsewhere with --out", 2
+        ) from cause
     if as_json:
-        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": _told(report.comparison)}
-        said["runs"] = {name: _told(verdict) for name, verdict in report.verdicts.items()}
+        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": told(report.comparison)}
+        said["runs"] = {name: told(verdict) for name, verdict in report.verdicts.items()}
         click.echo(dumps(said))
     elif not quiet:
         for name, verdict in report.verdicts.items():
@@ -45,6 +55,6 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         click.echo(f"report: {path}")
 
 
-def _told(verdict: Any) -> list[str] | None:
+def told(verdict: Any) -> list[str] | None:
     """The sentences of a verdict, the shortest first."""
     return None if verdict is None else str(verdict).splitlines()

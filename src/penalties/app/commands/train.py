@@ -1,20 +1,30 @@
 """`penalties train`: train a run, and write its report."""
 
+import contextlib
+import difflib
 import re
-import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ...encoding import dumps
-from .options import as_json, debug, quiet, values
+from ..config_problems import joined
+from ..disk import RunError
+from .options import as_json, command_line, debug, quiet, telling_what_checks, values
+from .report import told
 
-__all__ = ["command", "folder_for", "next_command"]
+if TYPE_CHECKING:
+    from ...errors import TermError
+    from ..config import Config
+
+__all__ = ["command", "folder_for", "nothing_in"]
 
 _RUNS: Final = Path("runs")
+_NAMED: Final = 5
+"""Folders that a message names."""
 
 
 @click.command("train")
@@ -26,7 +36,7 @@ _RUNS: Final = Path("runs")
     type=click.Path(path_type=Path, file_okay=False),
     help="The folder of the run; by default one in runs/, by the name of the config.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint of the run.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint of the run, by default with its config.")
 @quiet
 @as_json
 @debug
@@ -37,34 +47,74 @@ def command(
 
     Ctrl-C finishes the step and saves a checkpoint, from which --resume goes on.
     """
-    from ..config import load
+    from ...errors import TermError
+    from ..config import load, load_again
     from ..progress import chosen
     from ..runs import Run
     from ..train import Interrupted, train
 
-    config = load(config_path, overrides)
-    place = folder_for(config_path, resume=resume) if folder is None else folder
-    progress = chosen(quiet=quiet, json=as_json)
-    try:
-        run = train(config, place, resume=resume, progress=progress)
-    except BaseException as error:
-        if folder is None and not Run(place).begun():
-            # Nobody asked for this folder, and there is nothing in it.
-            shutil.rmtree(place, ignore_errors=True)
-        elif isinstance(error, Interrupted):
-            _report(place)
-            again = next_command("train", config_path, overrides, place)
-            raise Interrupted(place, error.step, f"{error}; go on with:\n{again}") from None
-        raise
-    _report(run.folder)
+    place = folder
+    if resume:
+        place = folder_for(config_path, resume=True) if folder is None else folder
+        if not Run(place).exists():
+            raise nothing_in(place, "run", lambda one: Run(one).exists())
+    with contextlib.ExitStack() as checking:
+        if resume and place is not None and config_path is None:
+            config = load_again(Run(place).config(), str(place), overrides)
+        else:
+            checking.enter_context(telling_what_checks(config_path, overrides))
+            config = load(config_path, overrides)
+        place = folder_for(config_path, resume=False) if place is None else place
+        progress = chosen(quiet=quiet, json=as_json)
+        try:
+            run = train(config, place, resume=resume, progress=progress)
+        except BaseException as error:
+            explained = _explained(error, config, Run(place).records()) if isinstance(error, TermError) else None
+            if folder is None and not Run(place).begun():
+                # Nobody asked for this folder, and there is nothing in it.
+                shutil.rmtree(place, ignore_errors=True)
+            elif isinstance(error, Interrupted):
+                _report(place)
+                again = command_line("train", None, (), "--run", str(place), "--resume")
+                raise Interrupted(place, error.step, f"{error}; go on with:\n{again}") from None
+            if explained is not None:
+                raise explained from error
+            raise
+    name, verdict = _report(run.folder)
     if as_json:
-        click.echo(dumps({"kind": "result", "run": str(run.folder), "report": str(run.report)}))
+        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), "verdict": told(verdict)}
+        click.echo(dumps(result))
     elif not quiet:
+        click.echo(f"{name}: {verdict.summary}")
         click.echo(f"report: {run.report}")
 
 
+def _explained(error: "TermError", config: "Config", records: Any) -> RunError:
+    """A term that failed, with the step and how to go on: two lines."""
+    done, evaluated = 0, -1
+    for record in records:
+        if record["kind"] == "step":
+            done = record["step"] + 1
+        elif record["kind"] == "eval":
+            evaluated = record["step"]
+    train = config.train
+    due = config.data.eval_path is not None and (done in (0, train.steps) or done % train.eval_every == 0)
+    if due and evaluated != done:
+        where = f"in the evaluation after step {done}" if done else "in the evaluation before step 1"
+    else:
+        where = f"at step {done + 1}"
+    first, *others = str(error).splitlines()
+    skipping = 'on_error = "skip" in its [[term]] leaves it out where it fails, and ' if _is_term(error, config) else ""
+    return RunError(f"{where}: {first}{' …' if others else ''}\n{skipping}--debug shows the traceback")
+
+
+def _is_term(error: "TermError", config: "Config") -> bool:
+    """Whether a term of the config failed, and not the base loss."""
+    return error.term in [table.name for table in config.term]
+
+
 def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Path:
-    """A folder in runs/ by the name of the config: a new one, or with `resume` the last that there is."""
+    """A folder in runs/ by the name of the config: a new one, or with `resume` the last that there is, if any is."""
     from ..config import find
 
     stem = f"{find(config_path).stem}{suffix}"
@@ -74,8 +124,8 @@ def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Pa
         if number is not None:
             there[int(number[1])] = path
     last = max(there, default=0)
-    if resume and last:
-        return there[last]
+    if resume:
+        return there[last] if last else _RUNS / stem
     while True:
         last += 1
         place = _RUNS / (stem if last == 1 else f"{stem}-{last}")
@@ -96,19 +146,24 @@ def _made(place: Path) -> bool:
     return True
 
 
-def next_command(name: str, config_path: str | None, overrides: Sequence[str], place: Path, *more: str) -> str:
-    """The command that goes on with a run.
+def nothing_in(place: Path, what: str, holds: Callable[[Path], bool]) -> RunError:
+    """There is nothing to go on with in a folder; names the folders in runs/ where there is."""
+    there = {one.name: str(one) for one in sorted(_RUNS.glob("*")) if holds(one)}
+    near = difflib.get_close_matches(place.name, there, n=1)
+    if near:
+        hint = f"; did you mean {there[near[0]]}?"
+    elif there:
+        some = joined([*list(there.values())[:_NAMED], *(["others"] if len(there) > _NAMED else [])], "and")
+        hint = f"; there is one in {some}: choose by --run"
+    else:
+        hint = "; begin one without --resume"
+    return RunError(f"{place} holds no {what}{hint}", 2)
 
-    >>> next_command("train", "demo.toml", ["train.steps=5"], Path("runs/demo"))
-    'penalties train demo.toml --set train.steps=5 --run runs/demo --resume'
-    """
-    parts = ["penalties", name, *([] if config_path is None else [config_path])]
-    for one in overrides:
-        parts += ["--set", one]
-    return shlex.join([*parts, *more, "--run", str(place), "--resume"])
 
+def _report(folder: Path) -> tuple[str, Any]:
+    """Write the report of a run; gives the name that the run has in it, and the verdict."""
+    from ..report import make
 
-def _report(folder: Path) -> None:
-    from ..report import write
-
-    write([folder], folder / "report.html")
+    report = make([folder])
+    report.save(folder / "report.html")
+    return next(iter(report.verdicts.items()))
