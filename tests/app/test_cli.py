@@ -148,7 +148,20 @@ class TestList:
     def test_an_unknown_kind(self, run: Run) -> None:
         status, _, err = run("list", "losses")
         assert status == 2
-        assert len(err.splitlines()) == 2
+        assert err.splitlines() == [
+            'error: Invalid value for KIND: there is no "losses"; did you mean loss? '
+            "(penalty, batch, loss, reference, schedule, wrap, sink, input and table)",
+            "see: penalties list --help",
+        ]
+        assert "Usage: penalties list [OPTIONS] [KIND]" in run("list", "--help")[1]
+
+    def test_shells_complete_kinds(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = {"_PENALTIES_COMPLETE": "bash_complete", "COMP_WORDS": "penalties list s", "COMP_CWORD": "2"}
+        for name, value in asked.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit):
+            main(["list", "s"])
+        assert capsys.readouterr().out == "plain,schedule\nplain,sink\n"
 
     @pytest.mark.usefixtures("terminal")
     def test_on_a_terminal_it_is_a_table(self, run: Run) -> None:
@@ -189,6 +202,15 @@ class TestDescribe:
         assert "data (input: in inputs of a [[term]])" in out
         assert "data (table: a table of a config)" in out
 
+    def test_a_kind_is_listed(self, run: Run) -> None:
+        status, out, _ = run("describe", "schedule")
+        assert (status, out) == (0, run("list", "schedule")[1])
+        found = json.loads(run("describe", "schedule", "--json")[1])
+        assert [one["name"] for one in found][:3] == ["constant", "linear", "warmup"]
+
+    def test_what_has_no_default_is_not_set(self, run: Run) -> None:
+        assert "eval_path  not set  a string" in run("describe", "data.eval_path")[1]
+
     def test_a_function_of_ones_own(self, run: Run) -> None:
         out = run("describe", "tests.app.config_terms:steady")[1]
         assert "How large they are." in out
@@ -204,6 +226,7 @@ class TestDescribe:
         [
             ("kl_estimat", "did you mean kl_estimate?"),
             ("train.step", "did you mean train.steps?"),
+            ("schedules", "did you mean schedule?"),
             ("zzz", "`penalties list` says what there is"),
             ("os:nothing", "has no attribute"),
         ],
@@ -226,13 +249,16 @@ class TestCheck:
         path = write(tmp_path, "[train]\nsteps = 7")
         status, out, err = run("check", path)
         assert (status, err) == (0, "")
-        assert out == f"{path}: ok: 7 steps of 8 of 5 lines, cross_entropy, terms: none, backend: local\n"
+        assert (
+            out == f"{path}: ok: 7 steps, batch size 8, 5 lines of data, cross_entropy, terms: none, backend: local\n"
+        )
 
     @pytest.mark.parametrize("arguments", [[], ["demo"]])
     def test_the_demo(self, run: Run, arguments: list[str]) -> None:
         assert run("check", *arguments)[:2] == (
             0,
-            "demo: ok: 150 steps of 16 of 260 lines, cross_entropy, terms: kl, entropy, size, backend: local\n",
+            "demo: ok: 150 steps, batch size 16, 260 lines of data, cross_entropy, terms: kl, entropy, size, "
+            "backend: local\n",
         )
 
     def test_everything_that_is_wrong(self, run: Run, tmp_path: Path) -> None:
@@ -294,7 +320,7 @@ class TestCheck:
             "line 2: is no JSON",
         ):
             assert f"note: {part}" in out or part in out
-        assert "of 1 lines" in out
+        assert " 1 line of data, " in out
 
     @pytest.mark.parametrize(
         "reader",
@@ -354,7 +380,7 @@ class TestErrors:
             (
                 ConfigError("a.toml", [Problem("train.steps", "missing"), Problem("x", "y"), Problem("z", "y")]),
                 2,
-                ["error: a.toml: train.steps: missing", "and 2 more: `penalties check` lists all of them"],
+                ["error: a.toml: train.steps: missing", "and 2 more: --debug shows all of them"],
             ),
             (DataError("a.jsonl", [Problem("line 1", "bad")]), 2, ["error: a.jsonl: line 1: bad"]),
             (MissingLibraryError("it", "peft", "train"), 2, ['error: it needs peft: pip install "penalties[train]"']),

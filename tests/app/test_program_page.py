@@ -19,7 +19,7 @@ KINDS = [entry for entry in entries() if entry.kind in ("reference", "schedule",
 def test_every_key_of_a_table_is_there_with_its_default(table: Entry) -> None:
     (section,) = re.findall(rf"^### {table.name}\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE)
-    defaults = {"": "must be given", "nothing": "–"}
+    defaults = {"": "must be given", "not set": "–"}
     wanted = [(one.name, defaults.get(one.default, f"`{one.default}`"), one.meaning) for one in table.values]
     assert rows[: len(wanted)] == wanted
 

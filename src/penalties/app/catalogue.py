@@ -85,14 +85,16 @@ def entry_of_path(path: str) -> Entry:
     summary, _, rest = text.partition("\n")
     parameters = inspect.signature(function).parameters.values()
     reads = tuple(one.name for one in parameters if one.default is one.empty)
-    options = tuple(Value(one.name, "", shown(one.default), "") for one in parameters if one.default is not one.empty)
+    options = tuple(
+        Value(one.name, "", _default(one.default), "") for one in parameters if one.default is not one.empty
+    )
     return Entry("function", path, summary, _prose(rest), reads, options, f'[[term]]\nfn = "{path}"\nweight = 0.1')
 
 
 def _function(kind: str, name: str, function: Any) -> Entry:
     summary, _, rest = cast("str", inspect.getdoc(function)).partition("\n")
     options = tuple(
-        Value(option.name, option.allowed, shown(option.default), "") for option in options_of(function).values()
+        Value(option.name, option.allowed, _default(option.default), "") for option in options_of(function).values()
     )
     return Entry(kind, name, summary, _prose(rest), tuple(inputs_of(function)), options, EXAMPLES[kind, name])
 
@@ -126,11 +128,15 @@ def _values(schema: Schema, node: Schema) -> tuple[Value, ...]:
         Value(
             name,
             allowed(schema, one),
-            "" if name in required else shown(one.get("default", {})),
+            "" if name in required else _default(one.get("default", {})),
             one.get("description", ""),
         )
         for name, one in properties.items()
     )
+
+
+def _default(value: Any) -> str:
+    return "not set" if value is None else shown(value)
 
 
 def _prose(text: str) -> str:

@@ -68,10 +68,9 @@ def _summary(source: str, problems: list[Problem], config: "Config | None", line
         return f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
     train = config.train
     terms = ", ".join(str(term.name) for term in config.term) or "none"
-    return (
-        f"{source}: ok: {train.steps} steps of {train.batch_size} of {lines} lines, "
-        f"{train.loss}, terms: {terms}, backend: {config.backend.kind}"
-    )
+    steps = f"{train.steps} {'step' if train.steps == 1 else 'steps'}, batch size {train.batch_size}"
+    data = f"{lines} {'line' if lines == 1 else 'lines'} of data"
+    return f"{source}: ok: {steps}, {data}, {train.loss}, terms: {terms}, backend: {config.backend.kind}"
 
 
 class _Unknown:

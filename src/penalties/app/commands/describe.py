@@ -1,6 +1,7 @@
 """`penalties describe`."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ from ...errors import OptionError
 from ..catalogue import KINDS, Entry, Value, entries, entry_of_path
 from ..config_problems import nearest
 from ..console import highlighted, table
+from .list import LISTED, show
 from .options import as_json, debug
 
 __all__ = ["command"]
@@ -22,20 +24,26 @@ def command(name: str, as_json: bool) -> None:
     """Describe what a config may name, and each of its tables.
 
     NAME is a penalty, a loss, a schedule, a reference, a sink, an input, a table as `train`, a key as `train.steps`,
-    or a function of your own, as `package.module:function`.
+    or a function of your own, as `package.module:function`. A kind of them, as `schedule`, is listed.
     """
-    found = _found(name)
+    everything = list(entries())
+    found = _found(name, everything)
+    group = [] if found else [entry for entry in everything if entry.kind == name]
+    if not found and not group:
+        raise _unknown(name, everything)
     if as_json:
-        click.echo(json.dumps([_data(entry) for entry in found]))
+        click.echo(json.dumps([_data(entry) for entry in found or group]))
         return
+    if group:
+        show(group)
     for place, entry in enumerate(found):
         if place:
             click.echo()
         _show(entry)
 
 
-def _found(name: str) -> list[Entry]:
-    everything = list(entries())
+def _found(name: str, everything: Sequence[Entry]) -> list[Entry]:
+    """What has this name; empty where nothing has."""
     found = [entry for entry in everything if name in (entry.name, f"[{entry.name}]", f"[[{entry.name}]]")]
     table, _, key = name.partition(".")
     keys = [
@@ -45,17 +53,19 @@ def _found(name: str) -> list[Entry]:
         for value in entry.values
         if value.name == key
     ]
-    if found or keys:
+    if found or keys or ":" not in name:
         return [*found, *keys]
-    if ":" in name:
-        try:
-            return [entry_of_path(name)]
-        except OptionError as error:
-            raise click.BadParameter(f'"{name}" is not {error.expected}', param_hint="NAME") from error
-    known = [entry.name for entry in everything]
+    try:
+        return [entry_of_path(name)]
+    except OptionError as error:
+        raise click.BadParameter(f'"{name}" is not {error.expected}', param_hint="NAME") from error
+
+
+def _unknown(name: str, everything: Sequence[Entry]) -> click.BadParameter:
+    known = [*(entry.name for entry in everything), *LISTED]
     known += [f"{entry.name}.{value.name}" for entry in everything if entry.kind == "table" for value in entry.values]
     hint = nearest(name, known) or "; `penalties list` says what there is"
-    raise click.BadParameter(f'there is no "{name}"{hint}', param_hint="NAME")
+    return click.BadParameter(f'there is no "{name}"{hint}', param_hint="NAME")
 
 
 def _data(entry: Entry) -> dict[str, Any]:
