@@ -285,6 +285,19 @@ class TestLive:
         assert "warning at step 4: l1 dominates [l2]" in out.getvalue()
         assert "checkpoint" not in out.getvalue()
 
+    def test_a_warning_does_not_colour_the_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        out = Terminal()
+        live = Live(out)
+        live.begin(Path("run"), 10, 0)
+        live.record(step(3), "")
+        live.record(event("warning", "l1 dominates l2"), "")
+        live.end()
+        yellow = [line for line in out.getvalue().splitlines() if "33m" in line]
+        assert len(yellow) == 1
+        assert "warning at step 4" in yellow[0]
+
     def test_a_terminal_of_few_signs_has_a_line_of_them(self) -> None:
         class Plain(Terminal):
             @property

@@ -104,10 +104,12 @@ class Live:
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Remember what is drawn next; events are printed above."""
+        from rich.text import Text
+
         if record["kind"] == "event":
             if record["event"] != "checkpoint":
-                told = spoken(record, self._pace.done)
-                self._console.print(told, style=_STYLES.get(record["event"]), highlight=False, markup=False)
+                # A text with a style: a style of the printing would be that of the table below it too.
+                self._console.print(Text(spoken(record, self._pace.done), _STYLES.get(record["event"], "")))
             return
         with self._lock:
             if record["kind"] == "eval":
