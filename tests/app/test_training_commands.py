@@ -271,6 +271,16 @@ class TestTrain:
 
 
 class TestReport:
+    def test_several_runs_are_compared(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for name in ("one", "other"):
+            assert cli.main(["train", "toy.toml", "--quiet", "--run", name]) == 0
+        assert cli.main(["report", "one", "other", "--quiet"]) == 0
+        assert capsys.readouterr() == ("", "")
+        assert cli.main(["report", "one", "other"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert [line.split(":")[0] for line in shown[:2]] == ["one", "other"]
+        assert shown[-1] == "report: report.html"
+
     def test_a_folder_that_cannot_be_written_to_is_said_to_be(
         self, here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
