@@ -51,7 +51,7 @@ path = "data.jsonl"
 [train]
 steps = {steps}
 batch_size = 8
-cosines_every = 10
+gradients_every = 10
 [references]
 initial = {{ kind = "initial" }}
 [sinks]
@@ -139,6 +139,8 @@ class Backend:
 
     server = "tinker"
     device = "cpu"
+    limit = None
+    gradients = True
     tokenizer = ByteTokenizer()
 
     def __init__(self) -> None:
@@ -180,11 +182,11 @@ def _none(table: Any) -> Any:
 def alone(made: Training, first: int) -> None:
     """The steps alone, of the same data and the same objective."""
     progress: Any = made.progress
-    progress.paused = made.executor.training = True
+    progress.paused = True
     with made.sinks.muted():
         for step in range(first, first + _EACH):
             _alone(made, step)
-    progress.paused = made.executor.training = False
+    progress.paused = False
 
 
 def _alone(made: Training, step: int) -> None:
@@ -194,7 +196,8 @@ def _alone(made: Training, step: int) -> None:
         made.base,
         regularizers=made.pipeline,
         references=made.references.providers,
-        track_grad_norms=True,
+        track_grad_norms=step % 10 == 0,
+        cosines=step % 10 == 0,
         weights=weights(made.schedules, step),
         executor=made.executor,
         step=step,

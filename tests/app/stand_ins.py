@@ -99,6 +99,8 @@ class Backend:
 
     server = "tinker"
     device = "cpu"
+    limit = None
+    gradients = True
 
     def __init__(self, config: Config, checkpoint: str | None = None) -> None:
         self.client: Any = Client(config.train.seed)

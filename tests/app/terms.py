@@ -1,9 +1,11 @@
 """Terms of one's own, for configs."""
 
+import random
 import time
 from typing import Any
 
 import numpy as np
+import torch
 
 import penalties as pn
 
@@ -25,6 +27,12 @@ def failing(logprobs: Any, step: int) -> Any:
 
 def huge(logprobs: Any) -> Any:
     return 1e6 * logprobs[0].mean() ** 2
+
+
+def drawing(logprobs: Any) -> Any:
+    """A term that draws from everything that one may draw from."""
+    scale = torch.rand(()) + random.random() + float(np.random.random())  # noqa: NPY002
+    return scale * logprobs[0].mean() ** 2
 
 
 def slow(logprobs: Any) -> Any:

@@ -49,7 +49,7 @@ def test_the_last_one_is_found_with_all_that_was_in_it(run: Run) -> None:
     assert found.notes == {"told": [1, 2]}
     assert found.log_size == run.metrics.stat().st_size
     assert (Path(found.client) / "model").read_text() == "step-000010"
-    assert found.state == {}
+    assert found.state() == {}
 
 
 def test_a_folder_may_be_relative_and_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_state_comes_back_in_the_libraries_and_dtypes_it_was_in(run: Run) -> Non
         "number": 0.1,
     }
     save(run, 1, state)
-    found = latest(run, "cpu")
+    found = latest(run)
     assert found is not None
-    back: Any = found.state
+    back: Any = found.state("cpu")
     assert torch.equal(back["ema"]["before"], state["ema"]["before"])
     assert back["ema"]["before"].dtype == torch.float64
     assert back["ema"]["inner"] is None
@@ -114,11 +114,68 @@ def test_a_damaged_one_gives_way_to_the_one_before(run: Run) -> None:
     found = latest(run)
     assert found is not None
     assert found.step == 2
+    assert "000004: checkpoint.json cannot be read" in found.damaged[0]
     # And is replaced when its step comes again.
     save(run, 4)
     again = latest(run)
     assert again is not None
     assert again.step == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "client" / "model").write_text("?"), "client/model has 1 bytes and had 11"),
+        (lambda folder: shutil.rmtree(folder / "client"), "model is missing"),
+        (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
+        (lambda folder: (folder / "checkpoint.json").unlink(), "checkpoint.json is missing"),
+        (lambda folder: (folder / "checkpoint.json").write_text('{"version": 1}'), "KeyError"),
+    ],
+)
+def test_so_does_one_whose_files_are_not_those_that_were_written(run: Run, change: Any, reason: str) -> None:
+    for step in (2, 4):
+        save(run, step, {"state": np.ones(2)})
+    change(run.checkpoints / "000004")
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert reason in found.damaged[0]
+
+
+def test_where_none_can_be_used_a_run_does_not_begin_again(run: Run) -> None:
+    for step in (2, 4):
+        save(run, step)
+        (run.checkpoints / f"{step:06d}" / "checkpoint.json").write_text("")
+    with pytest.raises(RunError, match="no checkpoint can be used .*000004.*000002.*bring them back"):
+        latest(run)
+
+
+def test_a_disk_that_cannot_be_read_is_no_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 2)
+
+    def broken(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    with pytest.raises(RunError, match="000002 cannot be read: .*Input/output error"):
+        latest(run)
+
+
+def test_an_interruption_right_after_it_counts_leaves_it_and_the_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        rename(path, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(run, 2)
+    monkeypatch.undo()
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert found.log_size == run.log.size == run.metrics.stat().st_size
 
 
 def test_one_of_another_version_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,8 @@ class TestLocal:
         assert isinstance(backend, Local)
         assert backend.server == "tinker"
         assert str(backend.device) == "cpu"
+        assert backend.limit == 2048
+        assert backend.gradients == "parameters"
         datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         assert backend.batch((datum,)) == [datum]
         backend.client.forward_backward([datum], "cross_entropy").result()
@@ -196,6 +198,8 @@ class TestOtherSdks:
         assert isinstance(backend, Tinker)
         assert backend._service.loaded == ["tinker://checkpoint"]
         assert backend.device == "cpu"
+        assert backend.limit is None
+        assert backend.gradients is True
         backend.close("success")
 
     def test_the_tokenizer_is_the_models(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

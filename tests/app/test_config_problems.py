@@ -36,7 +36,7 @@ STRUCTURE = [
     ("[train]\nlearning_rate = nan", "train.learning_rate", ["found nan", "a number above 0"]),
     ("[train]\nlearning_rate = inf", "train.learning_rate", ["found inf", "a number above 0"]),
     ("[train]\nbeta1 = 1", "train.beta1", ["found 1", "a number of at least 0 and below 1"]),
-    ("[train]\ntrack_grad_norms = 1", "train.track_grad_norms", ["found 1", "true or false"]),
+    ("[train]\ngradients_every = true", "train.gradients_every", ["found true", "a whole number"]),
     ("[train]\nloss_options = 5", "train.loss_options", ["found 5", "a table"]),
     ("[train]\nschedule = 5", "train.schedule", ["found 5", "a table with a kind"]),
     ('[train]\nschedule = { kind = "cosin" }', "train.schedule.kind", ['found "cosin"', 'did you mean "cosine"?']),

@@ -46,6 +46,15 @@ def test_a_conflict_is_looked_for_where_there_are_cosines() -> None:
     assert told(Findings(), outputs) == [(4, "conflicts")]
 
 
+def test_between_measurements_only_failures_are_told() -> None:
+    findings = Findings()
+    for step in range(9):
+        told = findings.look(dominated(), step, measured=step % 3 == 0)
+        assert [finding.kind for finding in told] == (["dominates"] if step == 6 else [])
+    failed = LossOutput.of([TermOutput("l1", None, error=RuntimeError("no")), TermOutput("l2", 1.0)])
+    assert [finding.kind for finding in findings.look(failed, 10, measured=False)] == ["failed"]
+
+
 def test_a_failure_is_told_at_once() -> None:
     failed = LossOutput.of([TermOutput("l1", None, error=RuntimeError("no")), TermOutput("l2", 1.0)])
     assert told(Findings(), [failed] * 3) == [(0, "failed")]

@@ -194,17 +194,21 @@ class TestLog:
         with pytest.raises(RunError, match="log, line 2: is no JSON"):
             list(records(tmp_path / "log"))
 
-    def test_is_cut_where_it_is_opened(self, tmp_path: Path) -> None:
-        (tmp_path / "log").write_text('{"step": 1}\n{"step": 2}\n{"st')
-        opened = Log(tmp_path / "log", 12)
+    @pytest.mark.parametrize("rest", ["", '{"st', "x" * 200_000])
+    def test_goes_on_after_its_last_whole_line(self, tmp_path: Path, rest: str) -> None:
+        (tmp_path / "log").write_text(f'{{"step": 1}}\n{rest}')
+        opened = Log(tmp_path / "log")
+        assert opened.size == 12
+        opened.write({"step": 2})
+        opened.cut(12)
         opened.write({"step": 3})
         opened.close()
         assert (tmp_path / "log").read_text() == '{"step": 1}\n{"step": 3}\n'
 
-    def test_is_never_made_longer_by_cutting(self, tmp_path: Path) -> None:
-        (tmp_path / "log").write_text('{"step": 1}\n')
-        opened = Log(tmp_path / "log", 1000)
-        assert opened.size == 12
+    def test_one_without_a_whole_line_begins_again(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text("x" * 100_000)
+        opened = Log(tmp_path / "log")
+        assert opened.size == 0
         opened.close()
 
     def test_a_line_that_does_not_fit_leaves_nothing_behind(
@@ -301,12 +305,94 @@ class TestRun:
             run.begin_log()
             run.event(0, "failed", "bad data")
             (run.references / "initial.npz").touch()
-            (run.checkpoints / "000000").mkdir()
+            (run.checkpoints / ".000001.part").mkdir()
+            (run.folder / ".config.json.part").touch()
         with Run.create(tmp_path / "run", {"other": 1}) as run:
             assert run.config() == {"other": 1}
             assert list(run.records()) == []
             assert not list(run.references.iterdir())
             assert not list(run.checkpoints.iterdir())
+
+    @pytest.mark.parametrize(
+        ("files", "named"),
+        [
+            ([".git/HEAD", ".env"], ".env and 1 more"),
+            (["thesis.tex"], "thesis.tex;"),
+            (["config.json"], "config.json;"),
+            (["checkpoints/mine/weights.bin"], "checkpoints/mine;"),
+            (["references/paper.bib"], "references/paper.bib;"),
+            ([".config.json.bak"], ".config.json.bak;"),
+        ],
+    )
+    def test_a_folder_with_something_else_in_it_is_refused_and_left_as_it_is(
+        self, tmp_path: Path, files: list[str], named: str
+    ) -> None:
+        for name in files:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text("{}")
+        before = sorted(path for path in tmp_path.rglob("*"))
+        with pytest.raises(RunError, match="holds something else than a run") as raised:
+            Run.create(tmp_path, CONFIG)
+        assert named in str(raised.value)
+        assert raised.value.status == 2
+        assert sorted(path for path in tmp_path.rglob("*")) == before
+
+    def test_what_others_put_into_its_folder_stays(self, tmp_path: Path) -> None:
+        with Run.create(tmp_path / "run", CONFIG) as run:
+            run.begin_log().write({"kind": "step", "step": 0})
+        for name in (".git/HEAD", ".env", "checkpoints/.keep/x", "notes.txt"):
+            (run.folder / name).parent.mkdir(exist_ok=True)
+            (run.folder / name).touch()
+        for name in (".config.json.part", "references/.initial.npz.1a2b"):
+            (run.folder / name).touch()
+        (run.checkpoints / ".000002.gone").mkdir()
+        with Run.open(run.folder) as again:
+            again.clean()
+        names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+        assert names == {
+            *(".git/HEAD", ".env", "checkpoints/.keep/x", "notes.txt", "config.json", "metrics.jsonl", "lock")
+        }
+        assert not (run.checkpoints / ".000002.gone").exists()
+
+    def test_one_that_never_began_can_be_discarded(self, tmp_path: Path) -> None:
+        run = Run.create(tmp_path / "run", CONFIG)
+        run.begin_log()
+        run.event(0, "failed", "bad data")
+        # Not while somebody writes it.
+        Run(run.folder).discard()
+        assert run.exists()
+        run.close()
+        Run(run.folder).discard()
+        assert not run.folder.exists()
+
+    @pytest.mark.parametrize("kept", ["step", "checkpoint", "file"])
+    def test_but_not_one_that_began_or_holds_something_else(self, tmp_path: Path, kept: str) -> None:
+        with Run.create(tmp_path / "run", CONFIG) as run:
+            log = run.begin_log()
+            if kept == "step":
+                log.write({"kind": "step", "step": 0})
+            elif kept == "checkpoint":
+                (run.checkpoints / "000002").mkdir()
+            else:
+                (run.folder / "notes.txt").touch()
+        Run(run.folder).discard()
+        assert run.exists()
+
+    def test_a_copy_without_its_lock_is_a_run(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+        assert not Run(tmp_path).exists()
+        (tmp_path / "config.json").write_text("{")
+        assert not Run(tmp_path).exists()
+        (tmp_path / "config.json").write_text('{"model": {}, "data": {}, "train": {}}')
+        assert Run(tmp_path).exists()
+
+    def test_a_last_line_that_is_no_record_is_none(self, tmp_path: Path) -> None:
+        with Run.create(tmp_path / "run", CONFIG) as run:
+            run.begin_log().write({"kind": "step", "step": 0})
+        with run.metrics.open("ab") as file:
+            file.write(b"\0\0\0\0\n")
+        assert run.last() is None
+        assert run.begun()
 
     def test_a_folder_without_one_cannot_be_opened(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="holds no run: there is no config.json") as raised:

@@ -15,9 +15,9 @@ from penalties.app.disk import RunError
 from penalties.app.progress import Silent
 from penalties.app.runs import Run
 from penalties.app.train import Interrupted, train
-from penalties.errors import TermError
+from penalties.errors import InputError, TermError
 
-from .stand_ins import TERMS, Backend, comparable, killing, toy_config, weights_of, write_config
+from .stand_ins import TERMS, Backend, Client, comparable, killing, toy_config, weights_of, write_config
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +67,17 @@ class TestARun:
         evaluated = records(run, "eval")
         assert evaluated[-1]["loss"]["base_loss"]["value"] < evaluated[0]["loss"]["base_loss"]["value"]
 
-    def test_cosines_are_taken_at_their_steps_and_norms_at_all(self, tmp_path: Path) -> None:
-        run = train(toy_config(tmp_path, cosines_every=2), tmp_path / "run")
+    def test_gradients_are_measured_at_their_steps(self, tmp_path: Path) -> None:
+        run = train(toy_config(tmp_path, gradients_every=2), tmp_path / "run")
         steps = records(run, "step")
         assert ["cosines" in record["loss"] for record in steps] == [True, False] * 3
-        assert all(record["loss"]["total_grad_norm"] > 0 for record in steps)
+        norms = [record["loss"]["total_grad_norm"] for record in steps]
+        assert [norm is None for norm in norms] == [False, True] * 3
+        assert all(norm > 0 for norm in norms[::2])
         assert not any("cosines" in record["loss"] for record in records(run, "eval"))
 
     def test_nothing_is_tracked_that_was_not_asked_for(self, tmp_path: Path) -> None:
-        run = train(toy_config(tmp_path, cosines_every=0, track_grad_norms=False), tmp_path / "run")
+        run = train(toy_config(tmp_path, gradients_every=0), tmp_path / "run")
         assert all(record["loss"]["total_grad_norm"] is None for record in records(run, "step"))
 
     def test_an_evaluation_has_every_term_and_no_backward(self, tmp_path: Path, backends: list[Backend]) -> None:
@@ -110,7 +112,7 @@ class TestARun:
 
     def test_dominance_is_told_once(self, tmp_path: Path) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:huge"\n'
-        run = train(toy_config(tmp_path, terms), tmp_path / "run")
+        run = train(toy_config(tmp_path, terms, gradients_every=1), tmp_path / "run")
         (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
         assert "huge dominates base_loss" in warning["message"]
         assert warning["step"] == 2
@@ -235,7 +237,7 @@ class TestGoingOn:
         assert events(again)[-2:] == ["resumed", "finished"]
 
     def test_more_steps_go_on_from_the_end(self, tmp_path: Path) -> None:
-        short, long = toy_config(tmp_path), toy_config(tmp_path, steps=9, cosines_every=10)
+        short, long = toy_config(tmp_path), toy_config(tmp_path, steps=9, gradients_every=10)
         # Everything that will be needed is asked for at the beginning.
         whole = train(long, tmp_path / "whole")
         train(short, tmp_path / "run")
@@ -272,6 +274,133 @@ class TestGoingOn:
             file.write('{"prompt": "a", "completion": "b"}\n')
         with pytest.raises(RunError, match="the data are others"):
             train(config, tmp_path / "run", resume=True)
+
+    def test_what_cannot_go_on_now_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        run = Run(tmp_path / "run")
+        before = records(run, "step")
+        assert len(before) == 5
+
+        def unreachable(*_: Any) -> Any:
+            raise RunError("no model could be had")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(train_module, "connect", unreachable)
+            with pytest.raises(RunError, match="no model could be had"):
+                train(config, tmp_path / "run", resume=True)
+        assert records(run, "step") == before
+        assert records(run, "event")[-1]["step"] == 4
+        whole = train(config, tmp_path / "whole")
+        again = train(config, tmp_path / "run", resume=True)
+        assert comparable(records(again, "step")) == comparable(records(whole, "step"))
+
+    def test_one_stopped_while_it_loads_stands_where_it_stood(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        progress = SimpleNamespace(**vars(killing(9)) | {"say": _interrupt})
+        with pytest.raises(Interrupted, match="at once after 4 steps, and the last checkpoint is that after 4 steps"):
+            train(config, tmp_path / "run", resume=True, progress=progress)
+
+    def test_data_may_be_elsewhere(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path / "here")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "here").rename(tmp_path / "there")
+        run = train(toy_config(tmp_path / "there"), tmp_path / "run", resume=True)
+        assert events(run)[-1] == "finished"
+        assert "there" in run.config()["data"]["path"]
+
+    def test_options_that_are_newer_than_the_run_have_their_defaults(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        path = tmp_path / "run" / "config.json"
+        older = json.loads(path.read_text())
+        del older["train"]["weight_decay"]
+        path.write_text(json.dumps(older))
+        assert events(train(config, tmp_path / "run", resume=True))[-1] == "finished"
+
+    def test_options_that_are_gone_are_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        path = tmp_path / "run" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"gone": {"x": 1}}))
+        with pytest.raises(RunError, match="its config is of another version: gone: no such table") as raised:
+            train(config, tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+
+    @pytest.mark.parametrize("finished", [False, True])
+    def test_fewer_steps_than_are_done_are_refused(self, tmp_path: Path, finished: bool) -> None:
+        if finished:
+            train(toy_config(tmp_path), tmp_path / "run")
+        else:
+            with pytest.raises(Interrupted):
+                train(toy_config(tmp_path), tmp_path / "run", progress=killing(5))
+        with pytest.raises(RunError, match="steps are done; train.steps is 3, expected as many or more") as raised:
+            train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+        assert Run(tmp_path / "run").config()["train"]["steps"] == 6
+
+    def test_a_damaged_checkpoint_is_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "run" / "checkpoints" / "000004" / "client" / "toy.safetensors").write_bytes(b"no")
+        run = train(config, tmp_path / "run", resume=True)
+        (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
+        assert "a later checkpoint is damaged and was left out: " in warning["message"]
+        whole = train(config, tmp_path / "whole")
+        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
+
+    def test_a_log_that_lost_lines_is_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "run" / "metrics.jsonl").unlink()
+        run = train(config, tmp_path / "run", resume=True)
+        assert [record["step"] for record in records(run, "step")] == [4, 5]
+        assert events(run)[:2] == ["resumed", "warning"]
+        assert "the log lacks" in records(run, "event")[1]["message"]
+
+    def test_terms_that_draw_draw_the_same(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n')
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(list(run.records())) == comparable(list(whole.records()))
+        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
+        other = train(toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n', seed=1), tmp_path / "other")
+        assert comparable(records(other, "step")) != comparable(records(whole, "step"))
+
+    def test_without_its_file_the_model_before_training_is_gone(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "run" / "references" / "initial.npz").unlink()
+        with pytest.raises(RunError, match="initial.npz is not there, and the model as it was before training is gone"):
+            train(config, tmp_path / "run", resume=True)
+
+    def test_a_server_that_does_not_answer_is_named_as_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def deaf(*_: Any) -> Any:
+            raise ConnectionError("nobody there")
+
+        monkeypatch.setattr(Client, "forward", deaf)
+        with pytest.raises(InputError, match="initial: its forward raised .*nobody there"):
+            train(toy_config(tmp_path), tmp_path / "run")
+
+    def test_more_steps_than_it_was_asked_for_are_refused(self, tmp_path: Path) -> None:
+        train(toy_config(tmp_path, steps=1), tmp_path / "run")
+        with pytest.raises(RunError, match="was asked for the data of fewer steps, and is gone") as raised:
+            train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+        assert Run(tmp_path / "run").config()["train"]["steps"] == 1
 
     def test_a_run_that_is_there_is_not_written_over(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)

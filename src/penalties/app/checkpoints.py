@@ -10,12 +10,13 @@ import contextlib
 import importlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 from ..backends import owner
+from ..errors import said
 from ..pipeline.state import load_state, save_state
 from .disk import RunError, discard, sync, write_whole, writing
 from .runs import Run
@@ -38,12 +39,22 @@ class Checkpoint:
     """Steps that were finished."""
     client: str
     """What the client loads it by."""
-    state: Mapping[str, Any] = field(default_factory=lambda: cast("dict[str, Any]", {}))
-    """What the terms remember."""
-    notes: Mapping[str, Any] = field(default_factory=lambda: cast("dict[str, Any]", {}))
+    notes: Mapping[str, Any]
     """Plain data that the loop wants back."""
-    log_size: int = 0
+    log_size: int
     """Bytes of the log that belong to it."""
+    damaged: tuple[str, ...]
+    """Later ones that could not be used, each with the reason."""
+    stored: Path | None
+    """The file of what the terms remember."""
+    arrays: Sequence[Sequence[str]]
+    """The library and the dtype of each array in it."""
+
+    def state(self, device: Any = None) -> dict[str, Any]:
+        """What the terms remember, with tensors on this device."""
+        if self.stored is None:
+            return {}
+        return _restored(load_state(self.stored), iter(self.arrays), device)
 
 
 def commit(
@@ -63,6 +74,7 @@ def commit(
     folder = run.checkpoints / name
     part = run.checkpoints.absolute() / f".{name}.part"
     size = run.log.size
+    committed = False
     with writing(folder):
         try:
             shutil.rmtree(part, ignore_errors=True)
@@ -76,8 +88,12 @@ def commit(
                 save_state(state, part / _STATE)
             announce()
             run.log.sync()
+            files = {
+                str(path.relative_to(part)): path.stat().st_size for path in sorted(part.rglob("*")) if path.is_file()
+            }
             about = {
                 "version": _VERSION,
+                "files": files,
                 "step": step,
                 "client": client,
                 "log_size": run.log.size,
@@ -92,35 +108,60 @@ def commit(
             # One of this name is a damaged one: whoever found it whole went on from it.
             discard(folder)
             part.rename(folder)
+            committed = True
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                run.log.cut(size)
+            # An interruption may come between the renaming and the next line.
+            if not (committed or (folder.is_dir() and not part.is_dir())):
+                shutil.rmtree(part, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    run.log.cut(size)
             raise
         sync(run.checkpoints)
     for _, old in sorted(_folders(run))[:-_KEPT]:
         discard(old)
 
 
-def latest(run: Run, device: Any = None) -> Checkpoint | None:
-    """The last whole checkpoint of a run, with tensors of the terms' state on this device; None without any."""
+def latest(run: Run) -> Checkpoint | None:
+    """The last whole checkpoint of a run; None without any, and an error where there are some and none can be used."""
+    damaged: list[str] = []
     for _, folder in sorted(_folders(run), reverse=True):
         try:
             about = json.loads((folder / _ABOUT).read_bytes())
-            step, client, log_size, notes = (about[key] for key in ("step", "client", "log_size", "notes"))
-        except (OSError, ValueError, KeyError):
-            # Damaged by something else than the end of a process: the one before it is as good.
-            continue
-        if about["version"] != _VERSION:
-            raise RunError(f"{folder} has version {about['version']}; this program reads {_VERSION}")
-        state: dict[str, Any] = {}
-        if about["has_state"]:
-            kinds = iter(about["arrays"])
-            state = _restored(load_state(folder / _STATE), kinds, device)
-        if client == _CLIENT:
-            client = str((folder / client).absolute())
-        return Checkpoint(step, client, state, notes, log_size)
+            version = about["version"]
+            if version != _VERSION:
+                raise RunError(f"{folder} has version {version}; this program reads {_VERSION}")
+            _check_files(folder, about["files"])
+            client, stored = about["client"], folder / _STATE if about["has_state"] else None
+            if client == _CLIENT:
+                client = str((folder / client).absolute())
+            return Checkpoint(
+                about["step"], client, about["notes"], about["log_size"], tuple(damaged), stored, about["arrays"]
+            )
+        except FileNotFoundError as error:
+            damaged.append(f"{folder}: {Path(error.filename).name} is missing")
+        except (ValueError, KeyError, TypeError) as error:
+            # By something else than the end of a process: the one before it is as good.
+            damaged.append(f"{folder}: {_ABOUT} cannot be read ({said(error)})")
+        except _DamagedError as error:
+            damaged.append(f"{folder}: {error}")
+        except OSError as error:
+            raise RunError(f"{folder} cannot be read: {said(error)}") from error
+    if damaged:
+        raise RunError(
+            f"no checkpoint can be used ({'; '.join(damaged)}); bring them back, or begin again in another folder"
+        )
     return None
+
+
+class _DamagedError(Exception):
+    """A checkpoint that is not as it was written."""
+
+
+def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    for name, size in sizes.items():
+        found = (folder / name).stat().st_size
+        if found != size:
+            raise _DamagedError(f"{name} has {found} bytes and had {size}")
 
 
 def _folders(run: Run) -> list[tuple[int, Path]]:
@@ -151,7 +192,7 @@ def _kind(array: Any) -> list[str]:
     return [ops.LIBRARY, str(array.dtype).rpartition(".")[2]]
 
 
-def _restored(state: Any, kinds: Iterator[list[str]], device: Any) -> Any:
+def _restored(state: Any, kinds: Iterator[Sequence[str]], device: Any) -> Any:
     """A state of NumPy's arrays with those of the libraries that they were of."""
     if owner(state) is not None:
         library, dtype = next(kinds)

@@ -46,6 +46,16 @@ class Backend(Protocol):
         """Where terms get their tensors."""
         ...
 
+    @property
+    def limit(self) -> int | None:
+        """How many tokens the model reads at most, where that is known."""
+        ...
+
+    @property
+    def gradients(self) -> Any:
+        """Where gradients of terms are measured, as `track_grad_norms` takes it."""
+        ...
+
     def batch(self, data: Sequence[Any]) -> list[Any]:
         """The data in the types that the client takes."""
         ...
@@ -107,6 +117,16 @@ class Local:
     def device(self) -> Any:
         """Where the model is."""
         return self.client.device
+
+    @property
+    def limit(self) -> int | None:
+        """The model's."""
+        return self.client.context
+
+    @property
+    def gradients(self) -> Any:
+        """At what is trained."""
+        return "parameters"
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
         """The data as they are."""
@@ -185,6 +205,16 @@ class Tinker:
     def device(self) -> Any:
         """What a server sends arrives here."""
         return "cpu"
+
+    @property
+    def limit(self) -> int | None:
+        """A server says so when it is asked for more."""
+        return None
+
+    @property
+    def gradients(self) -> Any:
+        """At the log-probabilities: nothing else of the model is here."""
+        return True
 
     @property
     def tokenizer(self) -> Any:

@@ -114,10 +114,8 @@ class TrainTable(Table):
     """Steps between checkpoints; 0 is one at the end alone. There is always one at the end."""
     eval_every: _Count = 20
     """Steps between evaluations on `data.eval_path`."""
-    track_grad_norms: bool = True
-    """Whether the norm of each term's gradient is logged."""
-    cosines_every: _Whole = 10
-    """Steps between logs of the cosines between the terms' gradients; 0 is never."""
+    gradients_every: _Whole = 10
+    """Steps between measurements of each term's gradient, its norm and the cosines to the others'; 0 is never."""
 
 
 class InitialTable(Table):

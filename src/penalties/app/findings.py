@@ -36,11 +36,13 @@ class Findings:
         """What is to be remembered, as plain data."""
         return {key: list(value) for key, value in self._seen.items()}
 
-    def look(self, out: LossOutput, step: int) -> list[Finding]:
-        """What is new in the output of a step."""
+    def look(self, out: LossOutput, step: int, *, measured: bool = True) -> list[Finding]:
+        """What is new in the output of a step; between measurements of gradients only failures are."""
         told: list[Finding] = []
         # Where there are no cosines, nothing is known of conflicts.
         looked = [kind for kind in _PATIENCE if kind != "conflicts" or out.cosines is not None]
+        if not measured:
+            looked = ["failed"]
         present: set[str] = set()
         for finding in explain(out).findings:
             if finding.kind not in looked:

@@ -18,6 +18,10 @@ _RARELY: Final = 300
 """How much longer it is until the file is forced to the disk again than that took."""
 
 
+_REACH: Final = 65536
+"""Bytes that are looked through at once."""
+
+
 def now() -> str:
     """The time as records have it.
 
@@ -51,8 +55,8 @@ class Log:
     does not fit on the disk leaves nothing behind.
     """
 
-    def __init__(self, path: Path, size: int = 0) -> None:
-        """Open a file, and cut off what is beyond `size`."""
+    def __init__(self, path: Path) -> None:
+        """Open a file, and cut off a last line that is not whole."""
         self.path = path
         self.size: int = 0
         """Bytes that were written."""
@@ -62,10 +66,22 @@ class Log:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(path, flags, 0o666)
             try:
-                self.cut(min(size, os.fstat(self._descriptor).st_size))
+                self.cut(self._whole())
             except BaseException:
                 os.close(self._descriptor)
                 raise
+
+    def _whole(self) -> int:
+        """The size of the lines that are whole."""
+        end = os.fstat(self._descriptor).st_size
+        while end > 0:
+            start = max(0, end - _REACH)
+            os.lseek(self._descriptor, start, os.SEEK_SET)
+            found = os.read(self._descriptor, end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
 
     def write(self, record: Mapping[str, Any]) -> str:
         """Append a record; gives its line."""

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError
 from ..training.references import Initial, Provider, Teacher
-from .disk import writing
+from .disk import RunError, writing
 
 __all__ = ["References"]
 
@@ -33,16 +34,35 @@ class References:
                     provider.save(path)
                 self._known[name] = known
 
-    def prepare(self, client: Any, batches: Callable[[], Iterable[list[Any]]], say: Callable[[str], None]) -> None:
-        """Ask for all data now where that cannot be done later: a server trains the only model that it has."""
+    def prepare(
+        self, client: Any, batches: Callable[[], Iterable[list[Any]]], say: Callable[[str], None], *, trained: bool
+    ) -> None:
+        """Ask for all data now where that cannot be done later: a server trains the only model that it has.
+
+        Where it is `trained` already, everything must be known.
+        """
         if callable(getattr(client, "forward_initial", None)):
             return
         for name, provider in self.providers.items():
-            # One that was read from a file has been asked for everything.
-            if isinstance(provider, Initial) and not self._known[name]:
+            if not isinstance(provider, Initial):
+                continue
+            if trained and not self._known[name]:
+                raise RunError(
+                    f"{self._files[name]} is not there, and the model as it was before training is gone; bring the "
+                    "file back, or begin again in another folder"
+                )
+            try:
                 for data in batches():
                     provider.prepare(client, data)
                     say(f"asking the model before training: {len(provider)} examples")
+            except InputError as error:
+                if not self._known[name]:
+                    raise
+                raise RunError(
+                    f"references.{name}: the model before training was asked for the data of fewer steps, and is "
+                    "gone; leave train.steps as it was, or begin again in another folder",
+                    2,
+                ) from error
         self.save()
 
     def arrays(self, client: Any, data: list[Any], step: int) -> dict[str, Any]:

@@ -11,8 +11,10 @@
 A folder holds a run from the moment that its config is there.
 """
 
+import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,9 +29,26 @@ __all__ = ["Run", "RunError", "differences"]
 
 _CONFIG: Final = "config.json"
 _METRICS: Final = "metrics.jsonl"
+_LOCK: Final = "lock"
 _REACH: Final = 65536
-# What may be another when a run goes on: how long, and what is written and looked at, not what is trained.
-_FREE: Final = ("train.steps", "train.checkpoint_every", "train.eval_every", "sinks")
+# What may be another when a run goes on: how long, and what is written and looked at, not what is trained. Whether data
+# are the same is seen by what is in them.
+_FREE: Final = (
+    "train.steps",
+    "train.checkpoint_every",
+    "train.eval_every",
+    "train.gradients_every",
+    "data.path",
+    "data.eval_path",
+    "folder",
+    "sinks",
+)
+# What the program itself puts into a run's folder; of anything else it takes nothing away.
+_FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json")
+_FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "mlflow.db", "wandb")
+_PART: Final = re.compile(r"\.(config|sinks)\.json\.part|\.report\.html\.part")
+_CHECKPOINT: Final = re.compile(r"\d{6,}|\.\d{6,}\.(part|gone)")
+_REFERENCE: Final = re.compile(r"\w+\.npz|\.\w+\.npz\.\w+")
 
 
 class Run:
@@ -54,10 +73,13 @@ class Run:
         """A new run, in a folder that has none; `config` is resolved: a `Config`, or what its `to_dict` gives."""
         run = cls(folder)
         try:
+            if run.folder.is_dir():
+                run._check_own()
             with writing(run.folder):
-                run.checkpoints.mkdir(parents=True, exist_ok=True)
+                run.folder.mkdir(parents=True, exist_ok=True)
+                run._lock = Lock(run.folder / _LOCK)
+                run.checkpoints.mkdir(exist_ok=True)
                 run.references.mkdir(exist_ok=True)
-                run._lock = Lock(run.folder / "lock")
             if run.begun():
                 raise RunError(
                     f"{run.folder} holds a run already; go on with it by --resume, or choose another folder with --run",
@@ -77,16 +99,43 @@ class Run:
         if not run.exists():
             raise RunError(f"{run.folder} holds no run: there is no {_CONFIG} in it", 2)
         with writing(run.folder):
-            run._lock = Lock(run.folder / "lock")
+            run._lock = Lock(run.folder / _LOCK)
         return run
 
     def exists(self) -> bool:
-        """Whether the folder holds a run."""
-        return (self.folder / _CONFIG).is_file()
+        """Whether the folder holds a run: others have a config.json too, as models of Hugging Face do."""
+        path = self.folder / _CONFIG
+        if not path.is_file() or (self.folder / _LOCK).is_file():
+            return path.is_file()
+        # A copy may be without the lock.
+        with contextlib.suppress(ValueError):
+            found = json.loads(path.read_bytes())
+            return isinstance(found, dict) and {"model", "data", "train"} <= set(cast("dict[str, Any]", found))
+        return False
 
     def begun(self) -> bool:
         """Whether the run ever finished a step; one that did not, as for bad data, is in nobody's way."""
-        return self.exists() and any(record["kind"] == "step" for record in self.records())
+        if not self.exists():
+            return False
+        saved = self.checkpoints.is_dir() and any(path.name.isdecimal() for path in self.checkpoints.iterdir())
+        return saved or any(record["kind"] == "step" for record in self.records())
+
+    def _check_own(self) -> None:
+        """Refuse a folder with anything in it that no run put there."""
+        names = {path.name for path in self.folder.iterdir()}
+        own = {*_FILES, *_FOLDERS}
+        others = sorted(name for name in names - own if not _PART.fullmatch(name))
+        if _CONFIG in names and not self.exists():
+            others.insert(0, _CONFIG)
+        for folder, known in ((self.checkpoints, _CHECKPOINT), (self.references, _REFERENCE)):
+            if folder.is_dir():
+                others += [f"{folder.name}/{one.name}" for one in folder.iterdir() if not known.fullmatch(one.name)]
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise RunError(
+                f"{self.folder} holds something else than a run: {others[0]}{more}; choose another folder with --run",
+                2,
+            )
 
     @property
     def checkpoints(self) -> Path:
@@ -131,7 +180,7 @@ class Run:
         return records(self.metrics)
 
     def last(self) -> dict[str, Any] | None:
-        """The last record of the log."""
+        """The last record of the log; None without any, or where a crash of the machine left something else."""
         try:
             with self.metrics.open("rb") as file:
                 # A line is a few thousand bytes; from the end, since a log may have a hundred thousand of them.
@@ -143,15 +192,15 @@ class Run:
                     if len(whole) > 1 or reach >= size:
                         return loads(whole[-1]) if whole else None
                     reach *= 2
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
 
     # Writing.
 
-    def begin_log(self, size: int = 0) -> Log:
-        """Open the log for writing, and cut off what is beyond this size."""
+    def begin_log(self) -> Log:
+        """Open the log for writing, after what is in it."""
         assert self._lock is not None, "a run that is only read has no log to write"
-        self._log = Log(self.metrics, size)
+        self._log = Log(self.metrics)
         return self._log
 
     @property
@@ -168,19 +217,33 @@ class Run:
     def _forget(self) -> None:
         """Remove what a run left that never began."""
         with writing(self.folder):
-            for path in (self.folder / _CONFIG, self.metrics, *self.references.iterdir()):
+            for path in (self.folder / _CONFIG, self.metrics, self.report, *_named(self.references, _REFERENCE)):
                 path.unlink(missing_ok=True)
-            for folder in self.checkpoints.iterdir():
-                shutil.rmtree(folder)
+        self.clean()
 
     def clean(self) -> None:
         """Remove what was begun when an earlier process ended."""
-        for folder in (self.folder, self.checkpoints, self.references):
-            for left in folder.glob(".*"):
+        for folder, known in ((self.folder, _PART), (self.checkpoints, _CHECKPOINT), (self.references, _REFERENCE)):
+            for left in _named(folder, known):
+                if not left.name.startswith("."):
+                    continue
                 if left.is_dir():
                     shutil.rmtree(left, ignore_errors=True)
                 else:
                     left.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, as far as it holds nothing else; for who has made it."""
+        with contextlib.suppress(OSError, RunError), contextlib.ExitStack() as ending:
+            ending.callback(Lock(self.folder / _LOCK).release)
+            if self.begun():
+                return
+            self._check_own()
+            self._forget()
+            for path in (self.folder / "sinks.json", self.folder / _LOCK):
+                path.unlink(missing_ok=True)
+            for folder in (self.checkpoints, self.references, self.folder):
+                folder.rmdir()
 
     def close(self) -> None:
         """Close the log and let others write. To close twice is to close once."""
@@ -206,6 +269,10 @@ class Run:
         return f"Run({str(self.folder)!r})"
 
 
+def _named(folder: Path, known: "re.Pattern[str]") -> list[Path]:
+    return [path for path in folder.iterdir() if known.fullmatch(path.name)] if folder.is_dir() else []
+
+
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What is another in a config that a run cannot go on with, as `"term.0.weight was 0.1 and is 0.2"`.
 
@@ -226,7 +293,8 @@ def _depends(config: Any) -> bool:
     if isinstance(config, Mapping):
         table = cast("Mapping[str, Any]", config)
         without = "kind" in table and "steps" in table and table["steps"] is None
-        return without or any(_depends(part) for part in table.values())
+        # A schedule in a chain is over the steps of its part.
+        return without or any(_depends(part) for key, part in table.items() if key != "parts")
     return isinstance(config, list) and any(_depends(part) for part in cast("list[Any]", config))
 
 

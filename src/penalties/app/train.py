@@ -6,11 +6,15 @@ numbers, since the data of a step depend on nothing but the seed and its number.
 """
 
 import contextlib
+import importlib
 import math
+import random
 import time
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from ..errors import said
 from ..execution.executor import Executor
@@ -60,28 +64,35 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
     """
     there = Run(folder)
     # One that never began may begin with another config.
-    resumed = resume and there.exists() and (there.begun() or not differences(there.config(), config.to_dict()))
+    resumed = resume and there.exists() and (there.begun() or not differences(_before(there), config.to_dict()))
     with Run.open(folder) if resumed else Run.create(folder, config) as run, contextlib.ExitStack() as ending:
-        left = _begin(run, config)
         checkpoint = checkpoints.latest(run)
+        left = _begin(run, config, 0 if checkpoint is None else checkpoint.step)
         progress.begin(run.folder, config.train.steps, 0 if checkpoint is None else checkpoint.step)
         ending.callback(progress.end)
         if not left:
             progress.say("the run was finished before")
             return run
-        run.begin_log(0 if checkpoint is None else checkpoint.log_size)
-        if resumed:
-            where = "the beginning" if checkpoint is None else f"the checkpoint after {_steps(checkpoint.step)}"
-            progress.record(*run.event(0 if checkpoint is None else checkpoint.step, "resumed", f"from {where}"))
+        run.begin_log()
         with _opened(run, config, checkpoint, progress) as training:
+            training.begin(checkpoint, resumed=resumed)
             training.run_all()
     return run
 
 
-def _begin(run: Run, config: "Config") -> bool:
+def _before(run: Run) -> dict[str, Any]:
+    """The config of a run that is there; options that are newer than it have their defaults."""
+    from .config import Config, ConfigError
+
+    try:
+        return Config.from_dict(run.config()).to_dict()
+    except ConfigError as error:
+        raise RunError(f"{run.folder}: its config is of another version: {error.problems[0]}", 2) from error
+
+
+def _begin(run: Run, config: "Config", done: int) -> bool:
     """Make sure that the config is the run's; False where there is nothing left to do."""
-    before, after = run.config(), config.to_dict()
-    changed = differences(before, after)
+    changed = differences(_before(run), config.to_dict())
     if changed:
         raise RunError(
             f"{run.folder}: its config is another: {'; '.join(changed[:3])}; a run goes on as it began: give it the "
@@ -89,12 +100,13 @@ def _begin(run: Run, config: "Config") -> bool:
             2,
         )
     run.clean()
+    if done > config.train.steps:
+        raise RunError(
+            f"{run.folder}: {_steps(done)} are done; train.steps is {config.train.steps}, expected as many or more",
+            2,
+        )
     last = run.last()
-    if last is not None and last.get("event") == "finished" and last["step"] >= config.train.steps:
-        return False
-    if before != after:
-        run.write_config(config)
-    return True
+    return last is None or last.get("event") != "finished" or last["step"] < config.train.steps
 
 
 @contextlib.contextmanager
@@ -114,19 +126,20 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             references = References(config.providers(backend.another), run.references)
             sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict()))
             training = Training(config, run, backend, stream, executor, references, sinks, progress)
-            training.restore(checkpoint)
             yield training
             status = "success"
         except (Interrupted, KeyboardInterrupt) as error:
             status = "interrupted"
             if isinstance(error, Interrupted):
                 raise
-            done, saved = (0, 0) if training is None else (training.done, training.saved)
+            before = 0 if checkpoint is None else checkpoint.step
+            done, saved = (before, before) if training is None else (training.done, training.saved)
             _leave_word(run, done, "interrupted", f"at once, after {_steps(done)}")
             last = f"the last checkpoint is that after {_steps(saved)}" if saved else "there is no checkpoint yet"
             raise Interrupted(run.folder, saved, f"stopped at once after {_steps(done)}, and {last}") from None
         except Exception as error:
-            _leave_word(run, 0 if training is None else training.done, "failed", hide(said(error)))
+            before = 0 if checkpoint is None else checkpoint.step
+            _leave_word(run, before if training is None else training.done, "failed", hide(said(error)))
             raise
 
 
@@ -172,23 +185,37 @@ class Training:
         """Steps of the last checkpoint."""
         self.state: dict[str, Any] = {}
 
-    def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Stand where a checkpoint was made; the model is loaded already."""
-        if checkpoint is None:
-            problems = self.stream.problems
-            if problems:
-                self._tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
-            return
-        if checkpoint.notes["data"] != self.stream.fingerprint:
-            raise RunError("the data are others than those that the run began with; bring them back to go on", 2)
-        self.done = self.saved = checkpoint.step
-        self.state = dict(checkpoint.state)
-        self.findings = Findings(checkpoint.notes["findings"])
+    def begin(self, checkpoint: Checkpoint | None, *, resumed: bool) -> None:
+        """Stand where a checkpoint was made; the model is loaded already.
+
+        Nothing in the folder is changed until all is known to be there: what cannot go on now may do so later.
+        """
+        if checkpoint is not None:
+            if checkpoint.notes["data"] != self.stream.fingerprint:
+                raise RunError("the data are others than those that the run began with; bring them back to go on", 2)
+            self.done = self.saved = checkpoint.step
+            self.state = checkpoint.state(self.backend.device)
+            self.findings = Findings(checkpoint.notes["findings"])
+        self.references.prepare(self.backend.client, self._all_data, self.progress.say, trained=self.done > 0)
+        size = 0 if checkpoint is None else checkpoint.log_size
+        missing = size - self.run.log.size
+        self.run.log.cut(min(size, self.run.log.size))
+        if self.run.config() != self.config.to_dict():
+            self.run.write_config(self.config)
+        if resumed:
+            where = "the beginning" if checkpoint is None else f"the checkpoint after {_steps(self.done)}"
+            self._tell("resumed", f"from {where}")
+        for damaged in () if checkpoint is None else checkpoint.damaged:
+            self._tell("warning", f"a later checkpoint is damaged and was left out: {damaged}")
+        if missing > 0:
+            self._tell("warning", f"the log lacks {missing} bytes of what was written before that checkpoint")
+        problems = self.stream.problems
+        if problems and self.done == 0:
+            self._tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
 
     def run_all(self) -> None:
         """Every step that is left, with evaluations and checkpoints between them."""
         train = self.config.train
-        self.references.prepare(self.backend.client, self._all_data, self.progress.say)
         if self.done == 0:
             self.evaluate()
         with Interruption(self.progress.stopping) as stop:
@@ -208,22 +235,24 @@ class Training:
         """One step, and its line in the log."""
         began = time.perf_counter()
         step = self.done
+        _seed(self.config.train.seed, step)
         data = self.backend.batch(self.stream.batch(step))
         rate = float(self.learning_rate(step))
         options = {name: float(getattr(self.config.train, name)) for name in _ADAM}
-        every = self.config.train.cosines_every
+        every = self.config.train.gradients_every
+        measured = every > 0 and step % every == 0
         passed = forward_backward_custom(
             self.backend.client,
             data,
             self.base,
             regularizers=self.pipeline,
             references=self.references.providers,
-            track_grad_norms=self.config.train.track_grad_norms,
+            track_grad_norms=self.backend.gradients if measured else False,
             weights=weights_at(self.schedules, step),
             executor=self.executor,
             step=step,
             state=self.state,
-            cosines=every > 0 and step % every == 0,
+            cosines=measured,
             server=self.backend.server,
         )
         # Sent at once: a server can begin while the backward's answer is on its way.
@@ -246,12 +275,13 @@ class Training:
                 "metrics": _flat(plain, output.metrics, getattr(optimizer, "metrics", None)),
             }
         )
-        for finding in self.findings.look(plain, step):
+        for finding in self.findings.look(plain, step, measured=measured or not every):
             self._tell("warning", finding.message, step)
 
     def evaluate(self) -> None:
         """The objective on held-out data, in the log."""
         self.progress.say("evaluating")
+        _seed(self.config.train.seed, self.done)
         tokens = 0
 
         def batches() -> Iterator[list[Any]]:
@@ -304,6 +334,15 @@ class Training:
 
     def _write(self, record: dict[str, Any]) -> None:
         self.progress.record(record, self.run.log.write(record))
+
+
+def _seed(seed: int, step: int) -> None:
+    """Seed what terms may draw from: a step draws the same whenever it is done, and nothing has to be saved."""
+    torch: Any = importlib.import_module("torch")
+    drawn = int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+    random.seed(drawn)
+    np.random.seed(drawn)  # noqa: NPY002
+    torch.manual_seed(drawn)
 
 
 def _described(plain: LossOutput) -> dict[str, Any]:

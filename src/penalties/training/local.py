@@ -115,6 +115,11 @@ class LocalTrainingClient:
         return self._model.device
 
     @property
+    def context(self) -> int:
+        """How many tokens the model reads at most."""
+        return self._model.context
+
+    @property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
         return self._model.tokenizer
