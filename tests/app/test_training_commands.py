@@ -113,12 +113,15 @@ class TestTrain:
         assert Run("runs/demo").config()["train"]["seed"] == 3
         assert [record["step"] for record in Run("runs/demo").records() if record["kind"] == "step"] == [0, 1, 2, 3]
 
-    def test_values_may_be_set_on_the_config_of_a_run(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        write_config(here, terms='[[term]]\nfn = "tests.app.terms:counting"\n', steps=2)
-        assert cli.main(["train", "toy.toml", "--run", "mine", "--quiet"]) == 0
+    def test_values_may_be_set_on_the_config_of_a_run(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as broken:
+            interrupting(broken, 1)
+            assert cli.main(["train", "toy.toml", "--run", "mine", "--quiet"]) == 1
         resume = ["train", "--run", "mine", "--resume", "--quiet", "--set"]
-        assert cli.main([*resume, "train.steps=3"]) == 0
-        assert Run("mine").config()["train"]["steps"] == 3
+        assert cli.main([*resume, "train.eval_every=1"]) == 0
+        assert [record["step"] for record in Run("mine").records() if record["kind"] == "eval"] == [0, 3, 4]
         assert cli.main([*resume, "train.seed=1"]) == 2
         assert "train.seed was 0 and is 1" in capsys.readouterr().err
         assert cli.main([*resume, "train.steps=0", "--set", "train.seed=-1"]) == 2
@@ -137,10 +140,21 @@ class TestTrain:
             assert cli.main(["train", "toy.toml", "--run", str(here / "mine"), "--quiet"]) == 1
         sys.path.remove(str(path.parent))
         del sys.modules["terms_of_mine"]
+        assert Run("mine").config()["folder"] == [str(path.parent)]
         assert cli.main(["train", "--run", "mine", "--resume", "--quiet"]) == 0
         last = Run("mine").last()
         assert last is not None
         assert last["event"] == "finished"
+
+    def test_a_project_that_was_moved_goes_on(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write_config(here / "before", terms='[[term]]\nfn = "moved_terms:small"\n', steps=4)
+        (path.parent / "moved_terms.py").write_text("def small(logprobs):\n    return logprobs[0].mean() ** 2\n")
+        with monkeypatch.context() as broken:
+            interrupting(broken, 1)
+            assert cli.main(["train", "before/toy.toml", "--run", "mine", "--quiet"]) == 1
+        path.parent.rename(here / "after")
+        assert cli.main(["train", "after/toy.toml", "--run", "mine", "--resume", "--quiet"]) == 0
+        assert Run("mine").config()["folder"] == [str(here / "after")]
 
     @pytest.mark.parametrize("config", [[], ["toy.toml"]])
     def test_resume_of_a_folder_without_a_run_is_an_error(

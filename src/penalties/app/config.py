@@ -9,7 +9,7 @@ import copy
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -43,7 +43,8 @@ __all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "examine", "
 DEMO: Final = "demo"
 """The config that ships with the program."""
 
-_FOLDER: Final = "folder"
+_FOLDERS: Final = "folder"
+"""A key beside the tables in what `to_dict` gives."""
 
 
 class Config(Table):
@@ -63,28 +64,29 @@ class Config(Table):
     """The terms of the objective, beside the base loss."""
     sinks: SinksTable = SinksTable()
     """Where metrics go beside the run's own log."""
-    _folder: str | None = PrivateAttr(default=None)
-    """Where functions of one's own are looked for; None where there are none."""
+    _folders: tuple[str, ...] = PrivateAttr(default=())
+    """Where modules that it names were found, beside the config or in the working directory."""
 
     def to_dict(self) -> dict[str, Any]:
         """The whole config with every default, as data for JSON; there are no secrets in it.
 
-        Where it names functions of one's own, `folder` is where they are looked for.
+        `folder` is there where it names modules beside the config, or in the working directory: a list of where they
+        are, for whoever goes on with a run.
         """
-        return self.model_dump(mode="json") | ({} if self._folder is None else {_FOLDER: self._folder})
+        return self.model_dump(mode="json") | ({_FOLDERS: list(self._folders)} if self._folders else {})
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Config":
         """The config that `to_dict` gave; neither files nor functions are looked for."""
-        config, problems = read(cls, {key: value for key, value in given.items() if key != _FOLDER})
+        config, problems = read(cls, {key: value for key, value in given.items() if key != _FOLDERS})
         if problems:
             raise ConfigError("config", problems)
-        return config.beside(given.get(_FOLDER))
+        return config.found_in(given.get(_FOLDERS, ()))
 
-    def beside(self, folder: str | None) -> "Config":
-        """The same with its functions of one's own in this folder."""
+    def found_in(self, folders: Iterable[str]) -> "Config":
+        """The same with its modules in these folders."""
         made = self.model_copy()
-        made._folder = folder
+        made._folders = tuple(folders)
         return made
 
     def pipeline(self) -> Pipeline:
@@ -136,24 +138,28 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
 def examine(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> tuple[Config, list[Problem]]:
     """The config in a file without what is wrong in it, and all of that; a file that cannot be read is an error."""
     source = find(path)
-    return _examined(_parsed(source), source.parent, overrides)
+    raw = _parsed(source)
+    _absolute(raw, source.parent)
+    places = (str(source.parent.absolute()), str(Path.cwd()))
+    config, problems = _examined(raw, places, overrides)
+    return config.found_in(_holding(config, places)), problems
 
 
 def load_again(given: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> Config:
     """The config that `to_dict` gave, with some values set, checked as that of a file; `source` is for messages."""
     raw = copy.deepcopy(dict(given))
-    config, problems = _examined(raw, Path(raw.pop(_FOLDER, ".")), overrides)
+    folders = raw.pop(_FOLDERS, ())
+    config, problems = _examined(raw, (*folders, str(Path.cwd())), overrides)
     if problems:
         raise ConfigError(source, problems)
-    return config
+    return config.found_in(folders)
 
 
-def _examined(raw: dict[str, Any], folder: Path, overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
-    """The config of what was read from a file in a folder, and what is wrong with it."""
-    _absolute(raw, folder)
+def _examined(raw: dict[str, Any], places: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
+    """The config of what was read, whose modules are in some places too, and what is wrong with it."""
     problems = override(raw, overrides, list(Config.model_fields))
     _absolute(raw, Path.cwd())
-    for place in (str(folder.absolute()), str(Path.cwd())):
+    for place in places:
         if place not in sys.path:
             # At the end, where it hides nothing that is installed.
             sys.path.append(place)
@@ -164,8 +170,17 @@ def _examined(raw: dict[str, Any], folder: Path, overrides: Sequence[str]) -> tu
         return config, problems
     names = config.pipeline().names
     terms = [table.model_copy(update={"name": name}) for table, name in zip(config.term, names, strict=True)]
-    own = any(":" in function for function in (config.train.loss, *(table.fn for table in terms)))
-    return config.model_copy(update={"term": terms}).beside(str(folder.absolute()) if own else None), []
+    return config.model_copy(update={"term": terms}), []
+
+
+def _holding(config: Config, places: Sequence[str]) -> dict[str, None]:
+    """Those of the places that hold a module which the config names, each module in the first that does."""
+    named = [path.partition(":") for path in (config.train.loss, *(table.fn for table in config.term))]
+    found: dict[str, None] = {}
+    for root in [module.partition(".")[0] for module, colon, _ in named if colon]:
+        there = [one for one in places if Path(one, f"{root}.py").is_file() or Path(one, root).is_dir()]
+        found |= dict.fromkeys(there[:1])
+    return found
 
 
 def find(path: str | os.PathLike[str] | None) -> Path:
