@@ -1,7 +1,11 @@
 """Keys come from the environment, and never go anywhere else."""
 
+import json
 import os
+import re
+from collections.abc import Iterator
 from typing import Final
+from urllib.parse import unquote
 
 __all__ = ["API_KEY", "hide"]
 
@@ -15,6 +19,9 @@ _SECRET: Final = (
     "HF_TOKEN",
     "OTEL_EXPORTER_OTLP_HEADERS",
 )
+_ADDRESS: Final = "MLFLOW_TRACKING_URI"
+"""An address, which may hold a user and a password."""
+_USER: Final = re.compile(r"(?<=://)[^/?#:]*:(?P<password>[^/?#]*)(?=@)")
 _SHORTEST: Final = 6
 """Signs of what may be a key: fewer would be found in the midst of words."""
 
@@ -22,13 +29,30 @@ _SHORTEST: Final = 6
 def hide(text: str) -> str:
     """A text with every key that the environment holds replaced by its name.
 
+    A key counts without the spaces around it, and as JSON has it too; so does the password in an address.
+
     >>> os.environ["TINKER_API_KEY"] = "tml-0123456789"
     >>> hide("401: the key tml-0123456789 is unknown")
     '401: the key <TINKER_API_KEY> is unknown'
     >>> del os.environ["TINKER_API_KEY"]
     """
-    for name in _SECRET:
-        secret = os.environ.get(name, "")
-        if len(secret) >= _SHORTEST and secret in text:
-            text = text.replace(secret, f"<{name}>")
+    # The longest first: one may hold another.
+    for secret, name in sorted(_secrets(), key=lambda found: -len(found[0])):
+        text = text.replace(secret, f"<{name}>")
     return text
+
+
+def _secrets() -> Iterator[tuple[str, str]]:
+    """What must not be seen, in every form that it may have, and the variable that it is from."""
+    found = [(os.environ.get(name, ""), name) for name in _SECRET]
+    there = _USER.search(os.environ.get(_ADDRESS, ""))
+    if there is not None:
+        password = there["password"]
+        # Where it is a mere word, it is hidden as part of the address alone: other texts have that word too.
+        plain = [] if password.isalpha() else [password, unquote(password)]
+        found += [(one, _ADDRESS) for one in (there[0], *plain)]
+    for given, name in found:
+        secret = given.strip()
+        for form in {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}:
+            if len(form) >= _SHORTEST:
+                yield form, name
