@@ -40,7 +40,7 @@ class ModelTable(Table):
     name: _Text = "tiny"
     """`"tiny"`, a small random model that reads bytes; or a name on the Hugging Face hub, or a folder (`./…`, `/…`)."""
     rank: _Count = 8
-    """The rank of the adapter."""
+    """The rank of the adapter's matrices: more has more weights to train."""
     alpha: _Count = 32
     """The scale of the adapter, which is divided by the rank. Local backend."""
     target_modules: _Text | list[_Text] = "all-linear"
@@ -68,7 +68,7 @@ class DataTable(Table):
     path: _Text
     """Lines of `prompt` and `completion`; with `loss = "dpo"` of `prompt`, `chosen` and `rejected`."""
     eval_path: _Text | None = None
-    """The same for data that are held out."""
+    """The file of held-out data, with the same keys; without it nothing is evaluated."""
     on_bad_line: Literal["error", "skip"] = "error"
     """What to do about a line that cannot be used: do not begin, or go on without it."""
     shuffle: bool = True
@@ -95,21 +95,21 @@ class TrainTable(Table):
     reduction: Literal["mean", "sum"] = "mean"
     """Whether cross_entropy is the mean over the tokens of a batch that count, or their sum."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """The size of a step (AdamW)."""
+    """The learning rate of AdamW: about how far a step moves each weight."""
     schedule: ScheduleTable | None = None
     """The learning rate as a function of the step; constant where it is left out."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """How slowly the mean of the gradients moves."""
+    """AdamW's decay of the running mean of gradients: nearer to 1 is smoother and slower."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """How slowly the mean of their squares moves."""
+    """AdamW's decay of the running mean of squared gradients, by whose root a step is divided."""
     eps: Annotated[float, Field(gt=0)] = 1e-12
-    """What is added to the divisor."""
+    """What AdamW adds to that root, so that nothing is divided by 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """How fast weights decay."""
+    """AdamW's weight decay: the part of each weight, times the learning rate, that a step takes off."""
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
-    """The largest norm of a gradient; 0 is no limit."""
+    """The largest norm of the whole gradient; a longer one is scaled down to it. 0 is no limit."""
     seed: _Whole = 0
-    """Of the adapter and of the order of the data."""
+    """The seed of the adapter's first weights and of the order of the data."""
     checkpoint_every: _Whole = 20
     """Steps between checkpoints; 0 is one at the end alone. There is always one at the end."""
     eval_every: _Count = 20
@@ -131,7 +131,7 @@ class ClientTable(Table):
     model: _Text
     """The model, as in `model.name`, on the same backend."""
     seed: _Whole = 0
-    """Of the model where it is a random one, `"tiny"`."""
+    """The seed of the model's weights where they are random, as those of `"tiny"` are."""
     cache: bool = True
     """Whether it is asked once for each example, and not at every step."""
 
@@ -143,9 +143,9 @@ class PerturbedTable(Table):
     token_dropout: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The probability that a token is replaced."""
     seed: _Whole = 0
-    """Of the draw, which is another at each step."""
+    """The seed of the draw of tokens, which is another at each step."""
     replacement: _Whole = 0
-    """The token that it is replaced by."""
+    """The token, by its number, that it is replaced by."""
 
 
 ReferenceTable: TypeAlias = Annotated[InitialTable | ClientTable | PerturbedTable, Field(discriminator="kind")]
@@ -157,7 +157,7 @@ class EmaTable(Table):
 
     kind: Literal["ema"]
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """How slowly it moves."""
+    """The part of the mean that a step keeps: nearer to 1 is smoother and slower."""
 
 
 class NormalizedTable(Table):
@@ -165,7 +165,7 @@ class NormalizedTable(Table):
 
     kind: Literal["normalized"]
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """How slowly the scale moves."""
+    """The part of the scale that a step keeps: nearer to 1 is smoother and slower."""
 
 
 WrapTable: TypeAlias = Annotated[EmaTable | NormalizedTable, Field(discriminator="kind")]
@@ -186,21 +186,21 @@ class TermTable(Table):
     options: dict[str, Any] = Field(default={})
     """Options of the function."""
     enabled: bool = True
-    """Whether it counts."""
+    """Whether it is part of the objective; `false` leaves it out."""
     differentiable: bool = True
     """Whether it has a gradient; if not it counts as a constant."""
     runs: Literal["inline", "thread", "process", "async", "ray"] = "inline"
-    """Where it runs."""
+    """Where it runs: in the loop itself (`"inline"`), or in a thread, a process, an event loop or a Ray cluster."""
     timeout: Annotated[float, Field(gt=0, le=300)] | None = None
     """Seconds before it is given up; 30 where it is left out."""
     on_error: Literal["raise", "skip"] = "raise"
     """What to do where it fails: end the run, or leave it out of that step."""
     every: _Count = 1
-    """It runs at steps that this divides."""
+    """It runs at the first step and every so many steps after it; 1 is every step."""
     idempotent: bool = False
     """Whether it may run again where its worker was lost."""
     chunk: _Count | None = None
-    """Rows that are computed at a time; all of them by default."""
+    """Rows that are computed at a time, which takes less memory; all of them by default."""
     schedule: ScheduleTable | None = None
     """The weight as a function of the step; constant where it is left out."""
     wrap: list[WrapTable] = Field(default=[])
