@@ -92,6 +92,20 @@ class TestTrain:
         steps = [record["step"] for record in Run("runs/toy").records() if record["kind"] == "step"]
         assert steps == [0, 1, 2, 3, 4]
 
+    def test_so_does_ctrl_c_before_the_first_step(
+        self, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def pressed(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as broken:
+            broken.setattr(train_module, "connect", pressed)
+            assert cli.main(["train", "toy.toml", "--run", "mine", "--quiet"]) == 1
+            assert capsys.readouterr().err.splitlines()[1] == "penalties train --run mine --resume"
+            assert cli.main(["train", "toy.toml", "--quiet"]) == 1
+            assert not list((here / "runs").iterdir())
+        assert cli.main(["train", "--run", "mine", "--resume", "--quiet"]) == 0
+
     def test_resume_without_a_folder_is_of_the_last_run(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert cli.main(["train", "toy.toml", "--quiet"]) == 0
         with monkeypatch.context() as broken:

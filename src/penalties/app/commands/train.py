@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -69,12 +68,14 @@ def command(
         try:
             run = train(config, place, resume=resume, progress=progress)
         except BaseException as error:
+            begun = Run(place).begun()
             explained = _explained(error, config, Run(place).records()) if isinstance(error, TermError) else None
-            if folder is None and not Run(place).begun():
+            if folder is None and not resume and not begun:
                 # Nobody asked for this folder, and there is nothing in it.
-                shutil.rmtree(place, ignore_errors=True)
+                Run(place).discard()
             elif isinstance(error, Interrupted):
-                _report(place)
+                if begun:
+                    _report(place)
                 again = command_line("train", None, (), "--run", str(place), "--resume")
                 raise Interrupted(place, error.step, f"{error}; go on with:\n{again}") from None
             if explained is not None:
