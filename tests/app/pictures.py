@@ -20,7 +20,7 @@ class Picture:
         self.root = ElementTree.fromstring(figure.svg)
         self.data = json.loads(figure.data)
         self.steps = np.cumsum(self.data["steps"])
-        self.low, self.high, self.log = self.data["y"]
+        self.low, self.high, self.log, self.zeros = self.data["y"]
 
     def column(self, name: str) -> list:
         """The numbers that the cursor shows of a series."""
@@ -66,7 +66,10 @@ class Picture:
 
     def value(self, y: float) -> float:
         place = 1 - y / HEIGHT
+        if self.log and place < self.zeros / 2:
+            return 0.0
         if self.log:
+            place = (place - self.zeros) / (1 - self.zeros)
             return float(10 ** (np.log10(self.low) + place * (np.log10(self.high) - np.log10(self.low))))
         return self.low + place * (self.high - self.low)
 

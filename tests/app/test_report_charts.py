@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penalties.app.report.charts import lines, stack
+from penalties.app.report.charts import lines
 from penalties.app.report.figure import _apart, _digits
 from penalties.app.report.marks import Moment
 from penalties.app.report.runlog import EMPTY, Series
 from penalties.app.report.sheet import Frame, Line
+from penalties.app.report.stacks import folded, stack
 
 from .pictures import Picture
 
@@ -85,7 +86,7 @@ def test_many_steps_have_a_trend_that_noise_does_not_hide():
     assert np.mean([value - 3 + 2 * step / 8000 for step, value in before]) == pytest.approx(0, abs=0.05)
     assert figure.note == "of all; thick lines are medians of 100 steps"
     assert picture.trend("t2") == [], "a few numbers need none"
-    assert figure.ends[0][0] == pytest.approx(100 * (1.0 - picture.low) / (picture.high - picture.low), abs=5)
+    assert figure.ends[0].height == pytest.approx(100 * (1.0 - picture.low) / (picture.high - picture.low), abs=5)
     assert lines("Loss", drawn[:1], frame=frame(numbers)).note == "thick lines are medians of 100 steps"
 
 
@@ -93,17 +94,25 @@ def test_a_trend_on_a_log_axis_stays_on_it():
     values = np.where(np.arange(2000) < 1500, 0.0, 1.0)
     numbers = Series(np.arange(2000), values)
     picture = Picture(lines("Norms", [line(numbers)], frame=frame(numbers), log=True))
-    assert {round(value, 2) for piece in picture.trend("t1") for _, value in piece} <= {round(picture.low, 2), 1.0}
+    assert {round(value, 2) for piece in picture.trend("t1") for _, value in piece} == {0.0, 1.0}
 
 
-def test_a_log_axis_shows_decades_and_zero_at_its_edge():
-    numbers = series(1e-4, 0.0, 1.0, 1e4, -3.0)
+def test_a_log_axis_shows_decades_and_zeros_in_a_strip_below():
+    numbers = series(1e-4, 0.0, 1.0, 1e4, 0.0)
     picture = Picture(lines("Norms", [line(numbers)], frame=frame(numbers), log=True))
     values = [value for _, value in picture.line("t1")[0]]
-    assert values == pytest.approx([1e-4, picture.low, 1.0, 1e4, picture.low], rel=0.03)
-    assert [words for _, words in picture.figure.y_ticks] == ["1e−4", "0.01", "1", "100", "10000"]
-    assert picture.column("t1") == [1e-4, 0, 1, 10_000, -3]
+    assert values == pytest.approx([1e-4, 0.0, 1.0, 1e4, 0.0], rel=0.03)
+    assert [words for _, words in picture.figure.y_ticks] == ["0", "1e−4", "0.01", "1", "100", "10000"]
+    assert picture.figure.y_ticks[0][0] < picture.figure.y_ticks[1][0] / 2
+    assert picture.column("t1") == [1e-4, 0, 1, 10_000, 0]
     assert picture.figure.marks == []
+
+
+def test_without_a_number_above_zero_an_axis_is_linear():
+    numbers = series(0.0, 0.0)
+    picture = Picture(lines("Norms", [line(numbers)], frame=frame(numbers), log=True))
+    assert not picture.log
+    assert "0" in [words for _, words in picture.figure.y_ticks]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -175,9 +184,9 @@ def test_a_spike_is_off_the_scale_and_marked_with_its_number():
     up[100], up[103], up[400] = 500.0, 900.0, 70.0
     down[250] = -800.0
     figure = lines("L", [line(Series(np.arange(500), up))], frame=Frame(1000, 0, 499))
-    assert [(mark.kind, mark.title) for mark in figure.marks] == [
-        ("over", "off the scale: 900 at step 103"),
-        ("over", "off the scale: 70 at step 400"),
+    assert [(mark.kind, mark.title, mark.words) for mark in figure.marks] == [
+        ("over", "off the scale: 900 at step 103", "900"),
+        ("over", "off the scale: 70 at step 400", ""),
     ]
     figure = lines("L", [line(Series(np.arange(500), down))], frame=Frame(1000, 0, 499))
     assert [(mark.kind, mark.sign, mark.title) for mark in figure.marks] == [
@@ -208,6 +217,72 @@ def test_a_stack_adds_up():
     assert picture.column("t1") == [0.5, 0.25, 1]
     order = [shape.get("class") for shape in picture.shapes("area")]
     assert order == ["area t1", "area t0", "area t2"], "what lies in front is drawn last"
+
+
+def test_a_sum_off_the_scale_is_told_and_not_the_band_above_it():
+    up = np.full(200, 2.0) - np.arange(200) / 1000
+    up[50] = 60.0
+    down = np.full(200, -0.5)
+    parts = [line(Series(np.arange(200), up), "t0"), line(Series(np.arange(200), down), "t1")]
+    total = line(Series(np.arange(200), up + down), "total")
+    figure = stack("Loss", parts, total=total, frame=Frame(500, 0, 199))
+    assert [(mark.kind, mark.words) for mark in figure.marks] == [("over", "59.5")]
+
+
+def test_bands_of_a_stack_lie_between_their_neighbours():
+    parts = [line(series(1.0, 2.0, 3.0), "t0"), line(series(0.5, 0.25, 1.0), "t1")]
+    picture = Picture(stack("Loss", parts, frame=Frame(100, 0, 2)))
+    way = picture.shapes("area t1")[0].get("d")
+    lower = picture.value(int(way.partition("V")[0].split()[1]))
+    assert lower == pytest.approx(1.0, abs=6 * picture.unit), "not zero: what is under it is not its own"
+    assert lower < 1.0, "it reaches a little under its neighbour"
+
+
+def test_a_stack_of_many_steps_is_of_means_with_the_range_of_the_total():
+    random = np.random.default_rng(0)
+    at = np.arange(100_000)
+    first, second = 2 + random.random(100_000), random.random(100_000)
+    first[77_777] = 500.0
+    first[90_000:] = np.nan
+    parts = [line(Series(at, first), "t0"), line(Series(at, second), "t1")]
+    total = line(Series(at, first + second), "total")
+    figure = stack("Loss", parts, total=total, frame=Frame(500, 0, 99_999), note="stacked")
+    picture = Picture(figure)
+    (edge,) = picture.area("t0")
+    assert len(edge) <= 160
+    assert edge[-1][0] < 91_000
+    assert np.median([value for _, value in edge]) == pytest.approx(2.5, abs=0.05)
+    assert len(picture.shapes("range")) == 1
+    assert figure.note == "stacked; drawn are means of 625 steps, with the range of the sum in them"
+    assert [mark.words for mark in figure.marks if mark.kind == "over"] == [picture_word(first, second)]
+    assert 77_777 in picture.steps, "the cursor reads single steps"
+    alone = stack("Loss", parts[1:], frame=Frame(500, 0, 99_999))
+    assert alone.note == "drawn are means of 625 steps"
+    assert Picture(alone).shapes("range") == []
+
+
+def picture_word(first, second):
+    return f"{first[77_777] + second[77_777]:.1f}"
+
+
+def test_small_parts_of_many_are_one():
+    large = [line(series(5.0, 5.0), f"t{place}") for place in range(9)]
+    small = [line(series(0.1, 0.2), "t9", failed=[5]), line(series(None, 0.1), "t10"), line(series(0.0, 0.0), "t11")]
+    *kept, rest = folded(large + small)
+    assert kept == large
+    assert (rest.name, rest.css, rest.failed) == ("3 others", "rest", [5])
+    assert rest.series.values == pytest.approx([0.1, 0.3])
+    assert folded(large) == large
+    assert folded(large + small[:1] + large[:1]) == large + small[:1] + large[:1], "one alone keeps its name"
+
+
+def test_the_axis_of_steps_ends_at_the_last_one():
+    numbers = series(*range(60))
+    figure = lines("L", [line(numbers)], frame=frame(numbers))
+    assert [words for _, words in figure.x_ticks] == ["step 0", "20", "40", "59"]
+    numbers = series(*range(102))
+    figure = lines("L", [line(numbers)], frame=frame(numbers))
+    assert [words for _, words in figure.x_ticks][-2:] == ["50", "101"]
 
 
 def test_a_term_that_changes_its_sign_is_on_both_sides():
@@ -297,10 +372,10 @@ def test_letters_stand_at_the_ends_of_lines():
     drawn = [line(series(1.0, 5.0), "r0", letter="A"), line(series(1.0, 1.0), "r1", letter="B")]
     drawn.append(line(series(math.nan, math.nan), "r2", letter="C"))
     figure = lines("L", drawn, frame=Frame(9, 0, 1))
-    (low, *_), (high, *_) = figure.ends
-    assert [(css, letter) for _, css, letter in figure.ends] == [("r1", "B"), ("r0", "A")]
-    assert low == pytest.approx(100 * (1 - figure_low(figure)) / figure_span(figure))
-    assert high > 90
+    low, high = figure.ends
+    assert [(end.css, end.letter, end.left) for end in figure.ends] == [("r1", "B", 100.0), ("r0", "A", 100.0)]
+    assert low.height == pytest.approx(100 * (1 - figure_low(figure)) / figure_span(figure))
+    assert high.height > 90
     assert lines("L", [line(series(1.0))], frame=Frame(9, 0, 0)).ends == []
 
 
@@ -315,7 +390,7 @@ def figure_low(figure):
 
 
 def figure_span(figure):
-    low, high, _ = json.loads(figure.data)["y"]
+    low, high, *_ = json.loads(figure.data)["y"]
     return high - low
 
 

@@ -244,7 +244,23 @@ def test_runs_are_on_the_same_axes(tmp_path):
     assert picture.column("b") == [5, 4, 3, 1]
     assert [name for _, name in figures["l1"].legend] == ["a"]
     assert {(figure.first, figure.last) for figure in figures.values()} == {(0, 3)}
-    assert {letter for _, _, letter in figures["Base loss"].ends} == {"A", "B"}
+    assert {end.letter for end in figures["Base loss"].ends} == {"A", "B"}
+
+
+def test_what_is_not_finite_is_marked_by_run(tmp_path):
+    a, b, c = (run(tmp_path, name, 2.0, settings=None, nan_from=at) for name, at in (("a", 2), ("b", 2), ("c", 9)))
+    figure = comparison_figures(entered(a, b, c), 100)[0]
+    (mark,) = figure.marks
+    assert mark.words == "A, B"
+    assert mark.title == "NaN or infinite: a, steps 2 to 3\nNaN or infinite: b, steps 2 to 3"
+    assert [band.get("class") for band in Picture(figure).shapes("gap")] == ["gap of r0", "gap of r1 dash1"]
+
+
+def test_letters_stand_where_each_line_ends(tmp_path):
+    a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 2.0, steps=2, weight=0.2)
+    figure = comparison_figures(entered(a, b), 100)[0]
+    assert [(end.letter, round(end.left)) for end in figure.ends] == [("A", 100), ("B", 33)]
+    assert [one["letter"] for one in Picture(figure).data["series"]] == ["A", "B"]
 
 
 def test_what_differs_is_told_by_key(tmp_path):

@@ -92,12 +92,30 @@ def test_a_scale_has_room_for_its_numbers_and_ends_at_zero():
 def test_equal_numbers_lie_in_the_middle():
     assert fitted(np.array([2.0, 2.0])).place(2.0) == pytest.approx(0.5)
     assert fitted(np.array([0.0])).place(0.0) == pytest.approx(0.5)
-    assert fitted(np.array([5.0]), log=True).place(5.0) == pytest.approx(0.5)
+    assert fitted(np.array([5.0]), log=True).place(5.0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_without_numbers_there_is_still_a_scale():
     assert fitted(np.array([np.nan, np.inf])) == Scale(0.0, 1.0)
-    assert fitted(np.array([0.0, -1.0]), log=True) == Scale(1.0, 10.0, log=True)
+
+
+def test_a_log_scale_ends_at_ticks():
+    scale = fitted(np.array([1.3, 170.0]), log=True)
+    assert (scale.low, scale.high) == pytest.approx((1, 200))
+    assert fitted(np.array([1.0, 100.0]), log=True).high == pytest.approx(100)
+
+
+def test_zeros_have_a_strip_of_their_own_on_a_log_scale():
+    scale = fitted(np.array([0.0, 1.0, 100.0]), log=True)
+    zero, one, hundred = scale.places(np.array([0.0, 1.0, 100.0]))
+    assert zero < scale.zeros / 2
+    assert one == pytest.approx(scale.zeros)
+    assert hundred == 1
+    assert fitted(np.array([1.0, 100.0]), log=True).zeros == 0
+
+
+def test_where_nothing_is_above_zero_a_scale_is_linear():
+    assert fitted(np.array([0.0, -1.0]), log=True) == fitted(np.array([0.0, -1.0]))
 
 
 def test_a_rare_spike_is_off_the_scale_and_a_frequent_one_is_not():

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -11,15 +11,19 @@ import numpy as np
 from .marks import SIGNS, Mark, Sign
 from .runlog import Floats
 from .scales import Scale, percent, seconds, shown, steps_shown
-from .sheet import HEIGHT, MANY, MEDIANS, WIDTH, Sheet
+from .sheet import HEIGHT, MANY, MEDIANS, WIDTH, Frame, Sheet
 
-__all__ = ["Figure", "Size", "Unit", "figure"]
+__all__ = ["End", "Figure", "Size", "Unit", "figure"]
 
 Unit: TypeAlias = Literal["", "share", "seconds"]
 Size: TypeAlias = Literal["full", "half"]
 
 _APART: Final = 7.0
 """Per cent of the height between two letters at the ends of lines."""
+_COLUMN: Final = 3.0
+"""Letters that are nearer than this, in per cent of the width, stand above each other."""
+_NEAR: Final = 0.12
+"""A tick that is nearer to the last step, as a part of the axis, gives way to it."""
 
 
 def _short(value: float) -> str:
@@ -27,6 +31,16 @@ def _short(value: float) -> str:
 
 
 _WORDS: Final[dict[Unit, Callable[[float], str]]] = {"": _short, "share": percent, "seconds": seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A letter where a line ends: per cent from the left and from below, and its class."""
+
+    left: float
+    height: float
+    css: str
+    letter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +60,8 @@ class Figure:
     marks: Sequence[Mark]
     failures: bool
     """Whether failures are marked."""
-    ends: Sequence[tuple[float, str, str]]
-    """Per cent from below, class and letter of lines' ends."""
+    ends: Sequence[End]
+    """Letters at the ends of lines."""
     first: int
     last: int
     """Steps."""
@@ -84,7 +98,7 @@ def figure(
 ) -> Figure:
     """The chart whose picture is on the sheet."""
     frame, words = sheet.frame, _WORDS[unit]
-    steps = sorted({round(tick) for tick in Scale(frame.left, frame.right).ticks()})
+    steps = _steps(frame)
     fine = ' class="fine"' if len(sheet.steps) > MANY else ""
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true" focusable="false"'
     return Figure(
@@ -99,7 +113,10 @@ def figure(
             (100 * int(across) / WIDTH, steps_shown(step) if place else f"step {steps_shown(step)}")
             for place, (step, across) in enumerate(zip(steps, frame.across(steps), strict=True))
         ],
-        y_ticks=[(100 * scale.place(tick), words(tick)) for tick in scale.ticks()],
+        y_ticks=[
+            *([(100 * scale.place(0.0), "0")] if scale.zeros else []),
+            *((100 * scale.place(tick), words(tick)) for tick in scale.ticks()),
+        ],
         marks=marks,
         failures=failures,
         ends=_ends(sheet, scale),
@@ -109,21 +126,33 @@ def figure(
     )
 
 
-def _ends(sheet: Sheet, scale: Scale) -> list[tuple[float, str, str]]:
-    """Letters beside the last points of lines, moved apart where they would cover each other; none if too many."""
-    found: list[tuple[float, str, str]] = []
+def _steps(frame: Frame) -> list[int]:
+    """Round steps and the last one, which takes the place of one that is too near."""
+    found = {round(tick) for tick in Scale(frame.left, frame.right).ticks()}
+    return [*sorted(step for step in found if step < frame.right - _NEAR * frame.span), frame.right]
+
+
+def _ends(sheet: Sheet, scale: Scale) -> list[End]:
+    """Letters at the last points of lines, moved apart where they would cover each other; none if too many."""
+    found: dict[float, list[End]] = {}
     if len(sheet.lines) * _APART > 100:
-        return found
+        return []
     for line in sheet.lines:
-        good = line.series.finite.values
+        good = line.series.finite
         if len(good) and line.letter:
             # Where a trend ends, if there is one: the last number alone may be anywhere.
-            last = float(np.median(good[-(len(good) // MEDIANS or 1) :]))
-            height = 100 * scale.place(max(last, scale.low))
-            found.append((min(100.0, height), line.css, line.letter))
-    found.sort(key=lambda end: end[0])
-    heights = _apart([height for height, _, _ in found])
-    return [(height, css, letter) for height, (_, css, letter) in zip(heights, found, strict=True)]
+            last = np.median(good.values[-(len(good) // MEDIANS or 1) :])
+            height = min(100.0, max(0.0, 100 * scale.place(float(last))))
+            left = 100 * int(sheet.frame.across(good.steps[-1:])[0]) / WIDTH
+            # Those that end at about the same step stand in one column.
+            column = next((known for known in found if abs(known - left) < _COLUMN), left)
+            found.setdefault(column, []).append(End(left, height, line.css, line.letter))
+    placed: list[End] = []
+    for column in found.values():
+        column.sort(key=lambda end: end.height)
+        heights = _apart([end.height for end in column])
+        placed += [replace(end, height=height) for end, height in zip(column, heights, strict=True)]
+    return placed
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
@@ -153,10 +182,11 @@ def _data(sheet: Sheet, scale: Scale, stacked: bool, unit: Unit) -> str:
         "stacked": stacked,
         "unit": unit,
         "x": [sheet.frame.left, sheet.frame.right],
-        "y": [scale.low, scale.high, scale.log],
+        "y": [scale.low, scale.high, scale.log, scale.zeros],
         "steps": np.diff(sheet.steps, prepend=0).tolist(),
         "series": [
-            {"name": line.name, "css": line.css, "values": _column(sheet, row)} for row, line in enumerate(sheet.lines)
+            {"name": line.name, "css": line.css, "letter": line.letter, "values": _column(sheet, row)}
+            for row, line in enumerate(sheet.lines)
         ],
     }
     # No script ends inside a script.

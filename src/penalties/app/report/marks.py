@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from .downsample import ranges
-from .runlog import Floats
+from .runlog import Floats, Ints
 from .scales import Scale, shown, steps_shown
 from .sheet import HEIGHT, WIDTH, Bools, Sheet
 
@@ -26,6 +26,8 @@ SIGNS: Final[dict[Sign, tuple[str, str]]] = {
 
 _BESIDE: Final = 40
 """Marks that fit side by side; those closer together are one."""
+_SAME: Final = 3.0
+"""Marks of runs that are nearer than this, in per cent, are one."""
 _DENSE: Final = 200
 """More ticks than this touch each other."""
 
@@ -45,6 +47,8 @@ class Mark:
     kind: Sign
     left: float
     title: str
+    words: str = ""
+    """What stands beside it."""
 
     @property
     def sign(self) -> str:
@@ -53,12 +57,33 @@ class Mark:
 
 
 def broken(sheet: Sheet) -> Iterator[Mark]:
-    """Bands where numbers are NaN or infinite."""
-    for first, last in ranges(sheet.wrong, gap=max(1.0, sheet.frame.span / _BESIDE)):
+    """Bands where numbers are NaN or infinite; of runs beside each other, by run."""
+    if not any(line.letter for line in sheet.lines):
+        for start, end, words in _bands(sheet, sheet.wrong, ""):
+            yield Mark("broken", 50 * (start + end) / WIDTH, f"NaN or infinite: {words}")
+        return
+    found: list[tuple[float, str, str]] = []
+    for line in sheet.lines:
+        wrong = line.series.steps[~np.isfinite(line.series.values)]
+        for start, end, words in _bands(sheet, wrong, line.css):
+            found.append((50 * (start + end) / WIDTH, line.letter, f"NaN or infinite: {line.name}, {words}"))
+    found.sort()
+    while found:
+        left = found[0][0]
+        near = [one for one in found if one[0] - left < _SAME]
+        found = found[len(near) :]
+        letters = ", ".join(dict.fromkeys(letter for _, letter, _ in near))
+        yield Mark("broken", left, "\n".join(title for _, _, title in near), letters)
+
+
+def _bands(sheet: Sheet, wrong: Ints, css: str) -> Iterator[tuple[int, int, str]]:
+    """Draw bands over these steps; gives the coordinates and the steps of each."""
+    for first, last in ranges(wrong, gap=max(1.0, sheet.frame.span / _BESIDE)):
         start, end = sheet.frame.across([first, last]).tolist()
-        sheet.svg.append(f'<path class="gap" d="M{start} 0V{HEIGHT}H{end}V0Z"/>')
+        kind = f"gap of {css}" if css else "gap"
+        sheet.svg.append(f'<path class="{kind}" d="M{start} 0V{HEIGHT}H{end}V0Z"/>')
         words = f"step {steps_shown(first)}" if first == last else f"steps {steps_shown(first)} to {steps_shown(last)}"
-        yield Mark("broken", 50 * (start + end) / WIDTH, f"NaN or infinite: {words}")
+        yield start, end, words
 
 
 def failed(sheet: Sheet) -> bool:
@@ -75,23 +100,27 @@ def failed(sheet: Sheet) -> bool:
 
 
 def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
-    """Signs at the edge where something in these rows is off the scale."""
+    """Signs at the edge where something in these rows is off the scale; the furthest has its number beside it."""
     high = np.where(np.isnan(values), -np.inf, values).max(axis=0, initial=-np.inf)
     low = np.where(np.isnan(values), np.inf, values).min(axis=0, initial=np.inf)
     # Sums of shares are 1 up to rounding.
     margin = 1e-9 * (scale.high - scale.low)
     sides: Iterable[tuple[Sign, Bools, Floats]] = (
         ("over", high > scale.high + margin, high),
-        ("under", low < scale.low - margin, -low),
+        ("under", low < scale.low - margin, low),
     )
-    for kind, off, distance in sides:
+    for kind, off, numbers in sides:
+        signed = numbers if kind == "over" else -numbers
+        places: list[int] = []
         for first, last in ranges(sheet.steps[off], gap=sheet.frame.span / _BESIDE):
             inside = np.flatnonzero(off & (sheet.steps >= first) & (sheet.steps <= last))
-            furthest = int(inside[np.argmax(distance[inside])])
-            number = float(high[furthest] if kind == "over" else low[furthest])
-            step = int(sheet.steps[furthest])
-            left = 100 * int(sheet.across[furthest]) / WIDTH
-            yield Mark(kind, left, f"off the scale: {shown(number)} at step {steps_shown(step)}")
+            places.append(int(inside[np.argmax(signed[inside])]))
+        furthest = max(places, key=lambda place: signed[place], default=None)
+        for place in places:
+            number, step = shown(float(numbers[place])), steps_shown(int(sheet.steps[place]))
+            left = 100 * int(sheet.across[place]) / WIDTH
+            words = number if place == furthest else ""
+            yield Mark(kind, left, f"off the scale: {number} at step {step}", words)
 
 
 def moments(sheet: Sheet, told: Sequence[Moment]) -> Iterator[Mark]:

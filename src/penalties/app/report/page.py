@@ -21,6 +21,7 @@ from .reading import read
 from .runlog import RunLog
 from .scales import seconds, steps_shown
 from .sections import colors, cosines, count_series, events, failures, figures, term_note, term_rows, time_rows
+from .sentences import short
 from .summary import Summary, summarise
 from .verdict import judge
 from .verdict_terms import CONFLICT
@@ -140,7 +141,8 @@ def _template() -> Any:
     except ImportError:
         raise MissingLibraryError("a report", "jinja2", extra="cli") from None
     loader = jinja2.FileSystemLoader(_HERE)
-    environment = jinja2.Environment(
+    environment: Any = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["short"] = short
     return environment.get_template("template.html.j2")

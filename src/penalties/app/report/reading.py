@@ -174,7 +174,7 @@ class _Taken:
             weight=weight,
             contribution=_times(value, weight),
             grad_norm=grad_norm,
-            pull=_times(grad_norm, weight),
+            pull=_times(grad_norm, Series(weight.steps, np.abs(weight.values))),
             duration=self.series("duration", name),
             failures=[
                 Failure(int(self.steps[place]), _reason(name, message))

@@ -18,6 +18,8 @@ _RARE: Final = 0.02
 """At most this part of the values may be."""
 _MARGIN: Final = 0.04
 """Room beyond the outermost values, as a part of the axis; none across zero."""
+_STRIP: Final = 0.09
+"""The part of a log axis that is kept for zeros."""
 _MOST: Final = 1e300
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
@@ -29,6 +31,8 @@ class Scale:
     low: float
     high: float
     log: bool = False
+    zeros: float = 0.0
+    """The part of a log axis, at its low end, that is kept for zeros and what is below."""
 
     def place(self, value: float) -> float:
         """Where a number lies, from 0 at the low end to 1 at the high end; one that is off the scale lies beyond."""
@@ -36,13 +40,14 @@ class Scale:
 
     def places(self, values: Floats) -> Floats:
         """The same for many."""
-        if self.log:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                values = np.log10(values)
-            low, high = math.log10(self.low), math.log10(self.high)
-        else:
+        if not self.log:
             low, high = self.low, self.high
-        return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+            return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            powers = np.log10(values)
+        low, high = math.log10(self.low), math.log10(self.high)
+        places = self.zeros + (1 - self.zeros) * (powers - low) / (high - low)
+        return np.where(values <= 0, self.zeros / 3, places)
 
     def ticks(self, most: int = 6) -> list[float]:
         """Round numbers on the axis, at most so many."""
@@ -52,6 +57,8 @@ class Scale:
 def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
     """A scale for these values, which may be few, equal or far apart; NaN and infinity do not count.
 
+    A log scale has a strip for zeros where there are any; where nothing is above zero the scale is not one.
+
     A rare spike does not flatten everything else: it is left off the scale, and a chart marks it there.
 
     >>> import numpy as np
@@ -60,8 +67,8 @@ def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
     """
     # Beyond this the length of an axis would overflow.
     good = np.clip(values[np.isfinite(values)], -_MOST, _MOST)
-    if log:
-        return _fitted_log(good[good > 0])
+    if log and np.any(good > 0):
+        return _fitted_log(good[good > 0], zeros=_STRIP if np.any(good <= 0) else 0.0)
     if not len(good):
         return Scale(0.0, 1.0)
     low, high = float(good.min()), float(good.max())
@@ -80,13 +87,23 @@ def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
     return Scale(low - room if low < 0 else max(0.0, low - room), high + room if high > 0 else min(0.0, high + room))
 
 
-def _fitted_log(good: Floats) -> Scale:
+def _fitted_log(good: Floats, zeros: float) -> Scale:
     powers = np.log10(np.maximum(good, 1 / _MOST))
-    low, high = (float(powers.min()), float(powers.max())) if len(good) else (0.5, 0.5)
+    low, high = float(powers.min()), float(powers.max())
     # A decade at least, or noise fills the axis.
     lacking = max(0.0, 1.0 - (high - low)) / 2
-    room = lacking or min(5.0, _MARGIN * (high - low))
-    return Scale(10.0 ** (low - room), 10.0 ** (high + room), log=True)
+    return Scale(_tick_below(low - lacking), _tick_above(high + lacking), log=True, zeros=zeros)
+
+
+def _tick_below(power: float) -> float:
+    """The nearest of 1, 2 and 5 times a power of ten."""
+    whole = math.floor(power + 1e-9)
+    return max(factor * 10.0**whole for factor in (1, 2, 5) if math.log10(factor) <= power - whole + 1e-9)
+
+
+def _tick_above(power: float) -> float:
+    whole = math.floor(power + 1e-9)
+    return min(factor * 10.0**whole for factor in (1, 2, 5, 10) if math.log10(factor) >= power - whole - 1e-9)
 
 
 def _round_numbers(low: float, high: float, most: int) -> list[float]:

@@ -27,6 +27,9 @@
 
   const thousands = (step) => String(step).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
+  // The middle goes: names that begin alike often end otherwise.
+  const short = (name) => (name.length <= 28 ? name : name.slice(0, 14) + "\u2026" + name.slice(-13));
+
   class Chart {
     constructor(figure) {
       this.figure = figure;
@@ -62,9 +65,10 @@
     }
 
     up(value) {
-      let [low, high, log] = this.data.y;
-      if (log) [low, high, value] = [Math.log(low), Math.log(high), Math.log(Math.max(value, low))];
-      return (value - low) / (high - low);
+      const [low, high, log, zeros] = this.data.y;
+      if (!log) return (value - low) / (high - low);
+      if (value <= 0) return zeros / 3;
+      return zeros + ((1 - zeros) * Math.log(value / low)) / Math.log(high / low);
     }
 
     nearest(step) {
@@ -111,6 +115,7 @@
       return this.data.series.map((one) => ({
         name: one.name,
         css: one.css,
+        letter: one.letter,
         value: Array.isArray(one.values) ? one.values[place] : one.values,
       }));
     }
@@ -140,10 +145,18 @@
         const line = table.insertRow();
         const head = document.createElement("th");
         head.className = row.css;
-        head.textContent = row.name;
+        const name = document.createElement("span");
+        name.textContent = short(row.name);
+        if (row.letter) {
+          const letter = document.createElement("b");
+          letter.textContent = row.letter + " ";
+          head.append(letter);
+        }
+        head.append(name);
         line.append(head);
         line.insertCell().textContent = format(row.value);
       }
+      this.tip.classList.toggle("many", table.rows.length > 6);
       this.tip.replaceChildren(table);
       this.tip.hidden = false;
       this.beside();
@@ -151,7 +164,7 @@
       const said = rows.filter((row) => row.value !== null && row.value !== undefined);
       this.plot.setAttribute(
         "aria-valuetext",
-        `step ${step}: ` + said.map((row) => `${row.name} ${format(row.value)}`).join(", "),
+        `step ${step}: ` + said.map((row) => `${row.letter ? row.letter + " " : ""}${row.name} ${format(row.value)}`).join(", "),
       );
       for (const other of charts) {
         if (other !== this && other.figure.dataset.group === this.figure.dataset.group) other.follow(step);

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ...pipeline.output import BASE
-from .charts import lines, stack
+from .charts import lines
 from .figure import Figure
 from .marks import Moment
 from .palette import term_class
@@ -17,6 +17,7 @@ from .places import elsewhere, place_words
 from .runlog import RunLog, Series, TermLog
 from .scales import percent, seconds, shown, steps_shown
 from .sheet import Frame, Line
+from .stacks import folded, stack
 from .summary import Ends, Summary, shares
 
 __all__ = [
@@ -75,7 +76,7 @@ def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
     told = [Moment(event.step, event.kind) for event in run.events if event.kind in ("resumed", "interrupted")]
     total = Line("total", "total", run.total)
     note = "weight × value of every term, stacked; the line is their sum"
-    return [stack("Loss", drawn, total=total, frame=frame, told=told, note=note, size="full")]
+    return [stack("Loss", folded(drawn), total=total, frame=frame, told=told, note=note, size="full")]
 
 
 def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
@@ -84,7 +85,7 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
     if not pulls and not len(run.grad_norm):
         return []
     # The total first: a term that is most of it lies over it.
-    drawn = [Line("total", "total", run.grad_norm)] if len(run.grad_norm) else []
+    drawn = [Line("total", "total under", run.grad_norm)] if len(run.grad_norm) else []
     drawn += [Line(name, css[name], series) for name, series in pulls.items()]
     note = "norm of each weighted gradient, and of their sum"
     found = [lines("Gradient norms", drawn, log=True, frame=frame, note=note)]
@@ -94,7 +95,7 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
         measured = np.isin(run.steps, np.concatenate([series.steps for series in pulls.values()]))
         drawn = [Line(name, css[name], Series(run.steps[measured], part[measured])) for name, part in parts.items()]
         note = "of the sum of the weighted norms"
-        found.append(stack("Shares of the gradient", drawn, shares=True, frame=frame, note=note))
+        found.append(stack("Shares of the gradient", folded(drawn), shares=True, frame=frame, note=note))
     if apart:
         drawn = [
             Line(f"{name} at the {place_words(place)}", css[name], run.terms[name].pull)
@@ -111,10 +112,10 @@ def _weights(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
     ]
     found: list[Figure] = []
     if drawn:
-        positive = np.concatenate([line.series.finite.values for line in drawn])
-        positive = positive[positive > 0]
+        weights = np.concatenate([line.series.finite.values for line in drawn])
+        positive, below = weights[weights > 0], bool(np.any(weights < 0))
         # On a common axis a weight of 0.001 beside one of 1 would lie on the ground.
-        log = bool(len(positive)) and float(positive.max()) > 50 * float(positive.min())
+        log = bool(len(positive)) and float(positive.max()) > 50 * float(positive.min()) and not below
         found.append(lines("Weights", drawn, log=log, zero=not log, frame=frame, note="as schedules set them"))
     if len(run.learning_rate):
         rate = [Line("learning rate", "plain", run.learning_rate)]

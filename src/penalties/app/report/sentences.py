@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-__all__ = ["Name", "RunName", "Sentence", "clauses", "listed", "plain", "some"]
+__all__ = ["Name", "RunName", "Sentence", "clauses", "listed", "plain", "short", "some"]
 
 _SPACES: Final = str.maketrans("\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}", "  ")
 
@@ -70,3 +70,15 @@ def clauses(parts: Sequence[Sentence]) -> Sentence:
     if not isinstance(pieces[0], Name):
         pieces[0] = pieces[0][:1].upper() + pieces[0][1:]
     return tuple(pieces)
+
+
+def short(name: str, most: int = 28) -> str:
+    """A name of no more than so many signs: the middle goes, for names that begin alike often end otherwise.
+
+    >>> short("penalty_of_the_first_layer_norm", 15)
+    'penalty…er_norm'
+    """
+    if len(name) <= most:
+        return str(name)
+    head = most // 2
+    return f"{name[:head]}…{name[head + 1 - most :]}"
