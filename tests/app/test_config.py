@@ -181,6 +181,46 @@ class TestFiles:
         assert made.data.eval_path == str(tmp_path / "lines.jsonl")
         assert made.data.path == str(tmp_path / "inner" / "lines.jsonl")
 
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [
+            ("store", "{}/store"),
+            ("../store", "{}/../store"),
+            ("/store", "/store"),
+            ("sqlite:///runs.db", "sqlite:///{}/runs.db"),
+            ("sqlite:////runs.db", "sqlite:////runs.db"),
+            ("sqlite:///:memory:", "sqlite:///:memory:"),
+            ("sqlite:///", "sqlite:///"),
+            ("file:./store", "file:{}/store"),
+            ("file:///store", "file:///store"),
+            ("http://host:5000", "http://host:5000"),
+            ("databricks", "databricks"),
+        ],
+    )
+    def test_what_sinks_write_is_relative_to_the_config(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, expected: str
+    ) -> None:
+        (tmp_path / "inner").mkdir()
+        monkeypatch.chdir(tmp_path)
+        text = f'[sinks]\ntensorboard = {{ folder = "board" }}\nmlflow = {{ tracking_uri = "{given}" }}'
+        sinks = load(write(tmp_path / "inner", text)).sinks
+        assert sinks.tensorboard is not None
+        assert sinks.tensorboard.folder == str(tmp_path / "inner" / "board")
+        assert sinks.mlflow is not None
+        assert sinks.mlflow.tracking_uri == expected.format(tmp_path / "inner").replace("/inner/..", "")
+
+    def test_what_sinks_write_is_relative_to_the_working_directory_where_it_is_set(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "inner").mkdir()
+        monkeypatch.chdir(tmp_path)
+        overrides = ["sinks.tensorboard.folder=board", "sinks.mlflow.tracking_uri=sqlite:///runs.db"]
+        sinks = load(write(tmp_path / "inner", "[sinks]\nmlflow = true"), overrides).sinks
+        assert sinks.tensorboard is not None
+        assert sinks.tensorboard.folder == str(tmp_path / "board")
+        assert sinks.mlflow is not None
+        assert sinks.mlflow.tracking_uri == f"sqlite:///{tmp_path}/runs.db"
+
     def test_folders_of_models_are_paths_too(self, tmp_path: Path) -> None:
         for name in ("student", "teacher"):
             (tmp_path / name).mkdir()

@@ -71,6 +71,11 @@ STRUCTURE = [
         ['found the key "a"', "{ 0 = 0.0, 100 = 0.1 }"],
     ),
     (
+        '[[term]]\nfn = "l2"\nschedule = { kind = "piecewise", values = { 0 = 1.0, 00 = 2.0 } }',
+        "term.l2.schedule.values",
+        ['found the key "00"', "{ 0 = 0.0, 100 = 0.1 }"],
+    ),
+    (
         '[[term]]\nfn = "l2"\nschedule = { kind = "piecewise", values = {} }',
         "term.l2.schedule.values",
         ["a table that is not empty"],
@@ -106,6 +111,13 @@ MEANING = [
     (f'{KL}inputs = {{ foo = "logprobs" }}', "term.kl.inputs", ["parameters of the function"]),
     ('[[term]]\nfn = "entropy"\ninputs = "logprobs"', "term.entropy.inputs", ["none", '"entropy_estimate"']),
     ('[[term]]\nfn = "l2"\nname = "total"', "term.total.name", ["collides with no metric"]),
+    ('[[term]]\nfn = "l2"\nname = "a.b"', "term.a.b.name", ['found "a.b"', "with no dot or equals sign"]),
+    ('[[term]]\nfn = "l2"\nname = "a=b"', "term.a=b.name", ['found "a=b"', "with no dot or equals sign"]),
+    ('[[term]]\nfn = "l2"\nname = "2"', "term.2.name", ['found "2"', "not of digits alone"]),
+    ('[model]\ndtype = "bfloat17"', "model.dtype", ['found "bfloat17"', 'did you mean "bfloat16"?']),
+    ('[model]\ndtype = "int32"', "model.dtype", ['found "int32"', "another floating dtype of PyTorch"]),
+    ('[model]\ndevice = "cudaa"', "model.device", ['found "cudaa"', 'did you mean "cuda"?']),
+    ('[model]\ndevice = "cpu:x"', "model.device", ['found "cpu:x"', 'as "cpu" or "cuda:0"']),
     ('[[term]]\nfn = "l2"\n[[term]]\nfn = "l2"', "term.2.name", ['found "l2"', "term.1 is called", "set name"]),
     ('[[term]]\nfn = "orthogonality"\nchunk = 2', "term.orthogonality.chunk", ["no sum over rows"]),
     (
@@ -238,7 +250,67 @@ class TestSecrets:
         local = problems(tmp_path, f'[backend]\nbase_url = "{address}"')
         assert "tml-secret" not in str(local)
 
-    @pytest.mark.parametrize("uri", ["file:///tmp/store", "sqlite:///x.db", "./store", "https://host:5000"])
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "postgresql://me:tml-secret@host/runs",
+            "mysql+pymysql://tml-secret@host/runs",
+            "postgresql://me:tml-secret/1@host/runs",
+            "postgresql://me:tml@secret@host/runs",
+            "postgresql://host/runs?user=me&password=tml-secret",
+        ],
+    )
+    def test_nor_is_one_in_the_address_of_a_database(self, tmp_path: Path, address: str) -> None:
+        found = problems(tmp_path, f'[sinks]\nmlflow = {{ tracking_uri = "{address}" }}')
+        assert list(found) == ["sinks.mlflow.tracking_uri"]
+        assert "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or all of it as MLFLOW_TRACKING_URI, instead" in str(found)
+        assert "secret" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("text", "where"),
+        [
+            ('[model]\nname = "https://me:tml-secret@host/model"', "model.name"),
+            ('[data]\npath = "https://me:tml-secret@host/lines.jsonl"', "data.path"),
+            ('[sinks.mlflow]\ntracking_url = "https://me:tml-secret@host"', "sinks.mlflow.tracking_url"),
+            ('[[term]]\nfn = "l2"\ninputs = ["a", "http://tml-secret@host"]', "term.l2.inputs.2"),
+            ('[train]\nsteps = "https://me:tml-secret@host"', "train.steps"),
+        ],
+    )
+    def test_nor_is_one_in_any_address(self, tmp_path: Path, text: str, where: str) -> None:
+        found = problems(tmp_path, text)
+        assert found[where] == "holds more than an address; expected no user or password: take it out"
+        assert "tml-secret" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("text", "where"),
+        [
+            ('[backend]\nkind = "tinker"\nbase_url = "http://host/tml-0123456789"', "backend.base_url"),
+            ('[model]\nname = "tml-0123456789"', "model.name"),
+            ('[data]\npath = "tml-0123456789.jsonl"', "data.path"),
+            ('[[term]]\nfn = "l2"\nname = "tml-0123456789"', "term.<TINKER_API_KEY>.name"),
+            ('[train]\nloss_options = { x = [1, ["tml-0123456789"]] }', "train.loss_options.x.2.1"),
+        ],
+    )
+    def test_what_the_environment_holds_is_in_no_config(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, where: str
+    ) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
+        found = problems(tmp_path, text)
+        assert "holds what TINKER_API_KEY is set to" in found[where]
+        assert "tml-0123456789" not in str(found)
+
+    def test_nor_is_it_set_from_the_command_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
+        given = ["tml-0123456789", "backend.base_url=http://tml-0123456789", "http://me:pass@host"]
+        found = problems(tmp_path, "", given)
+        assert list(found)[:3] == ["--set <TINKER_API_KEY>", "--set http://<user>@host", "backend.base_url"]
+        assert "tml-0123456789" not in str(found)
+        assert "pass" not in str(found)
+
+    @pytest.mark.parametrize(
+        "uri",
+        ["file:///tmp/a@b", "sqlite:///x@y.db", "./a@b", "https://host:5000", "postgresql://host/runs?sslmode=require"],
+    )
     def test_other_stores_are_fine(self, tmp_path: Path, uri: str) -> None:
         assert problems(tmp_path, f'[sinks]\nmlflow = {{ tracking_uri = "{uri}" }}') == {}
 
@@ -263,6 +335,13 @@ class TestLibraries:
         assert list(found) == [where]
         assert missing in found[where]
         assert install in found[where]
+
+    def test_devices_are_not_looked_at_where_torch_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        there = config_checks.find_spec
+        monkeypatch.setattr(config_checks, "find_spec", lambda name: None if name == "torch" else there(name))
+        assert list(problems(tmp_path, '[model]\ndevice = "cudaa"')) == ["backend.kind"]
 
     def test_either_writer_serves_tensorboard(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def find_spec(name: str) -> object:

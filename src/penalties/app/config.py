@@ -19,7 +19,7 @@ from ..pipeline import Pipeline, Term
 from ..pipeline.schedules import Schedule, constant
 from ..training.losses import BY_NAME
 from ..training.references import Provider, client, initial, perturbed
-from .config_checks import checked
+from .config_checks import checked, hidden, without_secrets
 from .config_objective import arguments, base_term
 from .config_overrides import override
 from .config_problems import ConfigError, DataError, Problem, nearest
@@ -157,14 +157,18 @@ def load_again(given: Mapping[str, Any], source: str, overrides: Sequence[str] =
 
 def _examined(raw: dict[str, Any], places: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
     """The config of what was read, whose modules are in some places too, and what is wrong with it."""
-    problems = override(raw, overrides, list(Config.model_fields))
+    problems = [
+        Problem(hidden(one.where), hidden(one.message)) for one in override(raw, overrides, list(Config.model_fields))
+    ]
     _absolute(raw, Path.cwd())
+    raw, secrets = without_secrets(raw)
+    problems += secrets
     for place in places:
         if place not in sys.path:
             # At the end, where it hides nothing that is installed.
             sys.path.append(place)
     config, wrong = read(Config, {"data": {}, **raw})
-    problems += wrong
+    problems += [one for one in wrong if not _reported(one, problems)]
     problems += [one for one in checked(config, raw) if not _reported(one, problems)]
     if problems:
         return config, problems
@@ -204,18 +208,36 @@ def _parsed(source: Path) -> dict[str, Any]:
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> None:
-    """Make paths in what was read absolute: those of data, and those of models that are folders."""
+    """Make paths in what was read absolute: those of data, of models that are folders, and of what sinks write."""
     tables = {name: cast("Any", table) for name, table in raw.items() if isinstance(table, dict)}
-    places = [
+    sinks = tables.get("sinks", {})
+    places: list[tuple[Any, str]] = [
         (tables.get("data", {}), "path"),
         (tables.get("data", {}), "eval_path"),
         (tables.get("model", {}), "name"),
+        (sinks.get("tensorboard"), "folder"),
+        (sinks.get("mlflow"), "tracking_uri"),
     ]
-    places += [(one, "model") for one in tables.get("references", {}).values() if isinstance(one, dict)]
+    places += [(one, "model") for one in tables.get("references", {}).values()]
     for table, key in places:
-        value = table.get(key)
-        if isinstance(value, str) and value and (key in ("path", "eval_path") or value.startswith((".", "/", "~"))):
-            table[key] = os.path.normpath(folder.absolute() / Path(value).expanduser())
+        # A sink may be `true`, and anything may be wrong.
+        value = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
+        if isinstance(value, str) and value and (before := _before_path(key, value)) is not None:
+            path = Path(value.removeprefix(before)).expanduser()
+            table[key] = before + os.path.normpath(folder.absolute() / path)
+
+
+def _before_path(key: str, value: str) -> str | None:
+    """What stands before the path in a value; None where there is no path that may be relative."""
+    if key in ("name", "model"):
+        return "" if value.startswith((".", "/", "~")) else None
+    if key != "tracking_uri":
+        return ""
+    if value.startswith("sqlite:///"):
+        return None if value.endswith(("///", ":memory:")) else "sqlite:///"
+    if value.startswith("file:"):
+        return None if value.startswith("file://") else "file:"
+    return None if ":" in value or value.startswith("databricks") else ""
 
 
 def _provider(table: ReferenceTable, teacher: Callable[[ClientTable], Any]) -> Provider:

@@ -1,6 +1,7 @@
 """Whether the tables of a config fit together, and what they name is there: files, functions, options, libraries."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,13 @@ from .config_messages import label_of
 from .config_objective import loss_problems, term_problems
 from .config_problems import Problem, joined, nearest, shown
 from .config_reading import UNKNOWN
+from .privacy import hide, secret_in
 
 if TYPE_CHECKING:
     from .config import Config
     from .config_tables import BackendTable, ModelTable
 
-__all__ = ["checked"]
+__all__ = ["checked", "hidden", "without_secrets"]
 
 _LOCAL_ONLY: Final = ("alpha", "target_modules", "device", "dtype")
 _REMOTE_ONLY: Final = ("base_url", "server")
@@ -34,6 +36,57 @@ _NEEDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 }
 """The packages that a choice needs, and the extra that brings them."""
 
+_STORE: Final = "sinks.mlflow.tracking_uri"
+_INSTEAD: Final[Mapping[str, str]] = {
+    "backend.base_url": "TINKER_API_KEY",
+    _STORE: "MLFLOW_TRACKING_USERNAME and _PASSWORD, or all of it as MLFLOW_TRACKING_URI,",
+}
+"""The variables that hold what an address must not."""
+
+_USER: Final = re.compile(r"([a-zA-Z][\w+.-]{1,30}:/{1,2})[^/?#\s]+@")
+"""A user, and perhaps a password, in an address; one slash is left of two in what was taken for a path."""
+_PASSWORDS: Final = ("password", "passwd", "pwd", "token", "secret")
+
+
+def without_secrets(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """What was read with names in the place of secrets, so that no message repeats one; and where they are.
+
+    >>> without_secrets({"model": {"name": "https://me:pass@host/model"}})[0]
+    {'model': {'name': 'https://<user>@host/model'}}
+    """
+    problems: list[Problem] = []
+
+    def walk(value: Any, place: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            table = cast("dict[str, Any]", value)
+            return {hidden(key): walk(one, (*place, hidden(key))) for key, one in table.items()}
+        if isinstance(value, list):
+            entries = cast("list[Any]", value)
+            return [walk(one, (*place, hidden(_numbered(place, entries, at)))) for at, one in enumerate(entries)]
+        if isinstance(value, str) and hidden(value) != value:
+            where = ".".join(place)
+            problems.append(Problem(where, _about_secret(where, secret_in(value))))
+            return hidden(value)
+        return value
+
+    return walk(dict(raw), ()), problems
+
+
+def hidden(text: str) -> str:
+    """A text without secrets: those of the environment, and whoever an address names."""
+    return _USER.sub(r"\1<user>@", hide(text))
+
+
+def _numbered(place: tuple[str, ...], entries: Sequence[Any], index: int) -> str:
+    return label_of(entries, index) if place == ("term",) else str(index + 1)
+
+
+def _about_secret(where: str, variable: str | None) -> str:
+    if variable is not None:
+        return f"holds what {variable} is set to; keys are read from the environment, never from a config: take it out"
+    instead = f"set {_INSTEAD[where]} instead" if where in _INSTEAD else "take it out"
+    return f"holds more than an address; expected no user or password: {instead}"
+
 
 def checked(config: "Config", raw: Mapping[str, Any]) -> list[Problem]:
     """Everything that is wrong between the tables; `raw` is what was read, with what is wrong in itself."""
@@ -45,9 +98,11 @@ def checked(config: "Config", raw: Mapping[str, Any]) -> list[Problem]:
         *_files(config),
         *_models(config),
         *_backend(config.backend, config.model),
+        *_precision(config.backend, config.model),
         *_libraries(config, given),
         *_sinks(config),
         *loss_problems(config, references),
+        *_names(config, given),
         *term_problems(config, given, references),
     ]
 
@@ -87,10 +142,40 @@ def _backend(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:
             )
             yield Problem(f"{name}.{key}", message)
     if remote and backend.base_url is not None:
-        yield from _address("backend.base_url", backend.base_url, "TINKER_API_KEY")
+        yield from _address("backend.base_url", backend.base_url)
 
 
-def _address(where: str, given: str, variable: str) -> Iterator[Problem]:
+def _precision(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:
+    """Whether PyTorch knows the device and the numbers; whether the device is there is seen when a model is loaded."""
+    given = model.device is not None or model.dtype is not None
+    if not given or backend.kind != "local" or find_spec("torch") is None:
+        return
+    import torch
+
+    if model.device is not None:
+        try:
+            torch.device(model.device)
+        except RuntimeError:
+            hint = nearest(model.device, ("cpu", "cuda", "cuda:0", "mps", "xpu"), quoted=True)
+            found = shown(model.device)
+            yield Problem("model.device", f'found {found}; expected a device of PyTorch, as "cpu" or "cuda:0"{hint}')
+    dtype = getattr(torch, model.dtype or "float32", None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        hint = nearest(model.dtype, ("float32", "float16", "bfloat16", "float64"), quoted=True)
+        expected = '"float32", "bfloat16" or another floating dtype of PyTorch'
+        yield Problem("model.dtype", f"found {shown(model.dtype)}; expected {expected}{hint}")
+
+
+def _names(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
+    """Names of terms that `--set` could not name: `term.2.weight` is that of the second, `a.b.weight` that of `a`."""
+    for index, table in enumerate(config.term):
+        name = table.name or ""
+        if name.isdigit() or "." in name or "=" in name:
+            message = f"found {shown(name)}; expected a name with no dot or equals sign, and not of digits alone"
+            yield Problem(f"term.{label_of(terms, index)}.name", message)
+
+
+def _address(where: str, given: str) -> Iterator[Problem]:
     try:
         found = urlsplit(given)
         right = found.scheme in ("http", "https") and bool(found.hostname) and (found.port or 1) > 0
@@ -98,7 +183,8 @@ def _address(where: str, given: str, variable: str) -> Iterator[Problem]:
         right, found = False, urlsplit("")
     if found.username is not None or found.password is not None or found.query:
         # Not repeated: it may hold what nobody else should read.
-        yield Problem(where, f"holds more than an address; expected no user, password or query: set {variable} instead")
+        message = f"holds more than an address; expected no user, password or query: set {_INSTEAD[where]} instead"
+        yield Problem(where, message)
     elif not right:
         yield Problem(where, f"found {shown(given)}; expected an address, as https://host:port")
 
@@ -121,7 +207,11 @@ def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
 
 def _sinks(config: "Config") -> Iterator[Problem]:
     mlflow = config.sinks.mlflow
-    if mlflow is not None and mlflow.tracking_uri is not None and "://" in mlflow.tracking_uri:
-        found = mlflow.tracking_uri
-        if urlsplit(found).scheme in ("http", "https"):
-            yield from _address("sinks.mlflow.tracking_uri", found, "MLFLOW_TRACKING_USERNAME and _PASSWORD")
+    scheme, there, rest = ("", "", "") if mlflow is None else (mlflow.tracking_uri or "").partition("://")
+    if there and scheme in ("http", "https"):
+        yield from _address(_STORE, f"{scheme}{there}{rest}")
+    elif there and scheme.partition("+")[0] not in ("sqlite", "file"):
+        # A database's address may have signs in a password that others may not have there.
+        query = rest.partition("?")[2].lower()
+        if "@" in rest or any(word in query for word in _PASSWORDS):
+            yield Problem(_STORE, _about_secret(_STORE, None))

@@ -73,7 +73,7 @@ class Piecewise(Table):
     """A value from each given step on."""
 
     kind: Literal["piecewise"]
-    values: Annotated[dict[Annotated[str, Field(pattern=r"^\d+$")], _Value], Field(min_length=1)]
+    values: Annotated[dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)$")], _Value], Field(min_length=1)]
     """Values by the step from which on they hold, as `{ 0 = 0.0, 100 = 0.1 }`."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = ["API_KEY", "hide"]
+__all__ = ["API_KEY", "hide", "secret_in"]
 
 API_KEY: Final = "TINKER_API_KEY"
 
@@ -40,6 +40,11 @@ def hide(text: str) -> str:
     for secret, name in sorted(_secrets(), key=lambda found: -len(found[0])):
         text = text.replace(secret, f"<{name}>")
     return text
+
+
+def secret_in(text: str) -> str | None:
+    """The variable of the environment whose secret a text holds; None where it holds none."""
+    return next((name for secret, name in _secrets() if secret in text), None)
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
