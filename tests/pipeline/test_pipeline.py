@@ -11,6 +11,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 
 import penalties as pn
 from tests.libraries import DIFFERENTIABLE, JAX, LIBRARIES, TORCH, close
@@ -439,6 +440,19 @@ class TestFailures:
         out = pipeline(library.array([1.0, 2.0]))
         assert "returned an array of shape (2,)" in str(out["vector"].error)
         assert out.metrics()["total"] == 3.0
+
+    @pytest.mark.parametrize("gradients", [False, True])
+    def test_so_is_one_whose_input_a_penalty_refuses(self, gradients):
+        def uneven(x):
+            return pn.consistency(x, x[:2])
+
+        x = torch.ones(3, requires_grad=True)
+        pipeline = pn.Pipeline(["l1", pn.Term(uneven, on_error="skip")])
+        out = pipeline.value_and_grad(x) if gradients else pipeline(x)
+        assert float(out.total) == 3.0
+        assert "raised ShapeError" in str(out["uneven"].error)
+        with pytest.raises(pn.ShapeError, match="consistency"):
+            pn.Pipeline([uneven])(x)
 
     def test_skipped_base(self, library: Any) -> None:
         base = pn.Term(lambda x: 1 / 0, name="base", on_error="skip")
