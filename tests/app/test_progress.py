@@ -285,6 +285,16 @@ class TestLive:
         assert "warning at step 4: l1 dominates [l2]" in out.getvalue()
         assert "checkpoint" not in out.getvalue()
 
+    def test_the_course_of_the_whole_run_fits_a_narrow_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        live = Live(Terminal())
+        live.record(evaluation(0), "")
+        for number in range(40):
+            live.record(step(number, value=100.0 - number), "")
+        rows = live.picture().plain.splitlines()[2:]
+        assert all(len(row) <= 80 for row in rows)
+        assert all(row.endswith("▁") for row in rows)
+
     def test_a_warning_does_not_colour_the_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERM", "xterm-256color")
         monkeypatch.delenv("NO_COLOR", raising=False)
@@ -325,6 +335,8 @@ class TestHistory:
         for value in range(16):
             history.add(float(value))
         assert history.values() == [1.5, 5.5, 9.5, 13.5]
+        assert history.values(most=3) == [3.5, 11.5]
+        assert history.values(most=4) == history.values()
 
     def test_never_has_more_than_fit(self) -> None:
         history = History(width=10)

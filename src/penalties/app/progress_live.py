@@ -15,7 +15,7 @@ _PER_SECOND: Final = 4
 _WIDTH: Final = 20
 _WIDEST: Final = 100
 _SHORTEST: Final = 10
-"""Signs of a bar at least, and of a line with one at most."""
+"""Signs of a line with a bar at most, and of a bar or a history at least."""
 _ASCII: Final = "_.:-=+*#"
 
 
@@ -50,9 +50,11 @@ class History:
             self._open = [value for value in left for _ in range(self._of)]
             self._of *= 2
 
-    def values(self) -> list[float]:
-        """The means, in order, the last one perhaps of fewer."""
-        return [*self._means, *([_mean(self._open)] if self._open else [])]
+    def values(self, most: int | None = None) -> list[float]:
+        """The means, in order, the last one perhaps of fewer; of more steps each where there are too many."""
+        means = [*self._means, *([_mean(self._open)] if self._open else [])]
+        of = 1 if most is None else max(1, -(-len(means) // most))
+        return [_mean(means[start : start + of]) for start in range(0, len(means), of)]
 
 
 def _mean(values: list[float]) -> float:
@@ -183,7 +185,8 @@ class Live:
             made.append(f"\n{first}  ", "dim" if history is None else "bold" if line[0] == "loss" else "")
             made.append(numbers, "dim" if history is None else "red" if failed else "")
             if history is not None:
-                made.append(f"  {sparkline(history.values(), self._marks)}", "cyan")
+                room = self._console.width - len(first) - len(numbers) - 4
+                made.append(f"  {sparkline(history.values(max(room, _SHORTEST)), self._marks)}", "cyan")
 
 
 _STYLES: Final = {"warning": "yellow", "failed": "red", "finished": "green"}
