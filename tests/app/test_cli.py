@@ -53,7 +53,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    params = [click.Option(["--debug"], is_flag=True, expose_value=False)]
+    params: list[click.Parameter] = [click.Option(["--debug"], is_flag=True, expose_value=False)]
     monkeypatch.setattr(
         "penalties.app.commands.version.command", click.Command("version", callback=fail, params=params)
     )
