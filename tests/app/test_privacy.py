@@ -5,12 +5,12 @@ import json
 import pytest
 
 from penalties.app import privacy
-from penalties.app.privacy import hide
+from penalties.app.privacy import hide, secret_in
 
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*privacy._SECRET, privacy._ADDRESS):
+    for name in (*privacy._SECRET, *privacy._ADDRESSES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,10 +39,11 @@ def test_what_is_short_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestAddresses:
     @pytest.mark.parametrize("seen", ["postgresql://me:pass%4012@host/runs", "tried pass%4012", "tried pass@12"])
-    def test_the_password_of_one_is_hidden(self, monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:pass%4012@host/runs")
+    @pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "TINKER_BASE_URL"])
+    def test_the_password_of_one_is_hidden(self, monkeypatch: pytest.MonkeyPatch, variable: str, seen: str) -> None:
+        monkeypatch.setenv(variable, "postgresql://me:pass%4012@host/runs")
         assert "pass" not in hide(seen)
-        assert "<MLFLOW_TRACKING_URI>" in hide(seen)
+        assert f"<{variable}>" in hide(seen)
 
     def test_one_that_is_a_mere_word_is_hidden_there_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:mlflow@host")
@@ -54,3 +55,9 @@ class TestAddresses:
     def test_one_without_a_password_hides_nothing(self, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
         assert hide(address) == address
+
+
+def test_a_secret_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf-0123456789")
+    assert secret_in("http://host/hf-0123456789") == "HF_TOKEN"
+    assert secret_in("http://host") is None

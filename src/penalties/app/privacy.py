@@ -19,8 +19,8 @@ _SECRET: Final = (
     "HF_TOKEN",
     "OTEL_EXPORTER_OTLP_HEADERS",
 )
-_ADDRESS: Final = "MLFLOW_TRACKING_URI"
-"""An address, which may hold a user and a password."""
+_ADDRESSES: Final = ("MLFLOW_TRACKING_URI", "TINKER_BASE_URL")
+"""Addresses, which may hold a user and a password."""
 _USER: Final = re.compile(r"(?<=://)[^/?#:]*:(?P<password>[^/?#]*)(?=@)")
 _SHORTEST: Final = 6
 """Signs of what may be a key: fewer would be found in the midst of words."""
@@ -49,13 +49,14 @@ def secret_in(text: str) -> str | None:
 
 def _secrets() -> Iterator[tuple[str, str]]:
     """What must not be seen, in every form that it may have, and the variable that it is from."""
-    found = [(os.environ.get(name, ""), name) for name in _SECRET]
-    there = _USER.search(os.environ.get(_ADDRESS, ""))
-    if there is not None:
-        password = there["password"]
-        # Where it is a mere word, it is hidden as part of the address alone: other texts have that word too.
-        plain = [] if password.isalpha() else [password, unquote(password)]
-        found += [(one, _ADDRESS) for one in (there[0], *plain)]
+    found = [(os.environ[name], name) for name in _SECRET if name in os.environ]
+    for name in _ADDRESSES:
+        there = _USER.search(os.environ.get(name, ""))
+        if there is not None:
+            password = there["password"]
+            # Where it is a mere word, it is hidden as part of the address alone: other texts have that word too.
+            plain = [] if password.isalpha() else [password, unquote(password)]
+            found += [(one, name) for one in (there[0], *plain)]
     for given, name in found:
         secret = given.strip()
         for form in {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}:
