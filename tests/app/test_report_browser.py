@@ -50,10 +50,28 @@ def pages(tmp_path_factory) -> dict[str, Path]:
             write_run(folder / "long", steps=3000, base=Part(lambda step: 2 + math.sin(step / 90), lambda step: 1.0))
         ],
         "compared": compared,
+        "names": [_long_names(folder / f"{LONG}_{number}", 40 - 10 * number) for number in range(2)],
+        "rare": [_rare(folder / "rare")],
     }
     for name, folders in runs.items():
         report.write(folders, folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in runs}
+
+
+LONG = "a_run_with_a_name_that_says_everything_about_its_learning_rate"
+
+
+def _long_names(folder: Path, steps: int) -> Path:
+    """A run of more terms than there are colours, all of long names."""
+    names = [f"a_term_whose_name_says_more_than_a_reader_wants_{place}_v2" for place in range(12)]
+    parts = {name: Part(lambda step: 1.0) for name in names}
+    return write_run(folder, steps=steps, parts=parts, cosines=lambda *_: -0.6, settings=config(names, 40))
+
+
+def _rare(folder: Path) -> Path:
+    """A run whose gradients are measured at every tenth step."""
+    base = Part(lambda step: 3 - step / 50, lambda step: 1.0, lambda step: 1 + step, measured=10)
+    return write_run(folder, steps=45, base=base, parts={"kl": Part(lambda step: 1.0, measured=10)})
 
 
 def log_of(page: Path, run: str) -> dict[int, dict]:
@@ -91,7 +109,7 @@ def as_number(text: str) -> float:
     return float(text.replace("−", "-").replace("∞", "inf"))
 
 
-@pytest.mark.parametrize("name", ["small", "everything", "one", "long", "compared"])
+@pytest.mark.parametrize("name", ["small", "everything", "one", "long", "compared", "names", "rare"])
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_a_page_opens_without_error_or_request_and_fits_its_screen(driver: Browser, pages, name, width):
     tab = driver.open(pages[name], width, phone=width == PHONE)
@@ -287,6 +305,80 @@ def test_a_name_like_markup_is_shown_as_it_is(driver: Browser, pages):
         assert evil in tip(tab)
         assert tab.run("document.querySelectorAll('img').length") == 0
         assert_quiet(tab, page)
+    finally:
+        tab.close()
+
+
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_long_names_are_one_line_with_their_swatch(driver: Browser, pages, width):
+    tab = driver.open(pages["names"], width, phone=width == PHONE)
+    try:
+        tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        lines = tab.run(
+            "[...document.querySelectorAll('.name, .legend li')].filter((one) => one.offsetParent)"
+            ".map((one) => one.getBoundingClientRect().height / parseFloat(getComputedStyle(one).fontSize))"
+        )
+        assert len(lines) > 50
+        assert max(lines) < 2
+        cut = tab.run("document.querySelector('.headline .name[title]').title")
+        assert cut.startswith("a_run_with_a_name")
+        assert len(tab.run("document.querySelector('.headline .name[title]').textContent")) == 24
+    finally:
+        tab.close()
+
+
+def test_a_tip_of_many_rows_stands_under_the_chart_of_a_phone(driver: Browser, pages):
+    tab = driver.open(pages["names"], PHONE, phone=True)
+    try:
+        tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        number = tab.run(
+            "[...document.querySelectorAll('figure.chart')].findIndex((one) => one.querySelectorAll('.legend li')[8])"
+        )
+        left, top, width, height = plot(tab, number)
+        tab.hover(left + width / 2, top + height / 2)
+        under = tab.run(f"document.querySelectorAll('.tip')[{number}].getBoundingClientRect().top")
+        assert under >= top + height
+        left, top, width, height = plot(tab, 0)
+        tab.hover(left + width / 2, top + height / 2)
+        assert tab.run("document.querySelectorAll('.tip')[0].getBoundingClientRect().top") < top + height
+    finally:
+        tab.close()
+
+
+def test_the_first_column_of_a_wide_table_stays(driver: Browser, pages):
+    tab = driver.open(pages["names"], PHONE, phone=True)
+    try:
+        tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        left = "document.querySelector('table.cosines tbody th').getBoundingClientRect().left"
+        before = tab.run(left)
+        tab.run("document.querySelector('table.cosines').closest('.table').scrollLeft = 300")
+        assert tab.run(left) == before
+        assert tab.run("document.querySelector('table.cosines').closest('.table').scrollLeft") == 300
+    finally:
+        tab.close()
+
+
+def test_the_cursor_tells_runs_by_their_letters(driver: Browser, pages):
+    tab = driver.open(pages["compared"], DESKTOP)
+    try:
+        left, top, width, height = plot(tab)
+        tab.hover(left + width / 2, top + height / 2)
+        assert [name.partition(" ")[0] for name in tip(tab) if name != "step"] == ["A", "B", "C", "D"]
+    finally:
+        tab.close()
+
+
+def test_the_cursor_of_gradients_goes_from_one_measured_step_to_the_next(driver: Browser, pages):
+    tab = driver.open(pages["rare"], DESKTOP)
+    try:
+        left, top, width, height = plot(tab, 1)
+        tab.hover(left + width * 33 / 44, top + height / 2)
+        said = tip(tab, 1)
+        assert said["step"] == "step 30"
+        assert said["base_loss"] == "31"
+        left, top, width, height = plot(tab, 0)
+        tab.hover(left + width / 2, top + height / 2)
+        assert tip(tab, 1) is None
     finally:
         tab.close()
 

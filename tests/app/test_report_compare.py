@@ -96,6 +96,8 @@ def test_a_run_that_diverged_ranks_last(tmp_path):
     assert lines[0] == "good ended with a base loss of 2. bad did not end: NaN from step 3."
     assert lines[-1] == "bad did not end: NaN from step 3. It ranks last."
     assert run_rows(entered(bad, good))[0][1] == "NaN"
+    many = [run(tmp_path, name, 1.0, nan_from=3, settings=None) for name in "abc"]
+    assert told(good, *many)[0] == "good ended with a base loss of 2. a, b and c did not end."
 
 
 def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
@@ -111,7 +113,7 @@ def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
     other = run(tmp_path, "other", 1.0, settings=None, steps=3)
     assert "other has 3 steps, the longest run 4. Runs are" in told(whole, other)[-1]
     both = [run(tmp_path, name, 1.5, steps=3, weight=0.2) for name in "ab"]
-    assert told(*both)[-1] == "a has 3 of 4 steps; b has 3 of 4 steps."
+    assert told(*both)[-1] == "a and b have 3 of 4 steps."
 
 
 def test_held_out_losses_compare_at_one_step(tmp_path):
@@ -159,6 +161,13 @@ def test_what_a_term_did_is_told_by_differences_seed_by_seed(tmp_path):
         "Without l1 the base loss ended at 3.2 instead of 3 (difference 0.2 ± 0.0058, 3 seeds), 6.7 % higher: "
         "it helped."
     )
+
+
+def test_the_spread_of_many_seeds_stands_for_that_of_one(tmp_path):
+    many = [run(tmp_path, f"a{seed}", 2.0 + seed / 10, seed=seed) for seed in range(3)]
+    near, far = run(tmp_path, "b", 2.2, seed=9, weight=0.2), run(tmp_path, "c", 2.9, seed=9, weight=0.3)
+    assert told(*many, near)[0].startswith("All runs ended about equal")
+    assert told(*many, far)[0] == "a0, a1 and a2 ended lowest, with a base loss of 2.1."
 
 
 def test_losses_below_zero_differ_by_amounts_and_not_by_parts(tmp_path):

@@ -22,10 +22,9 @@ def compare(found: Sequence[Contender]) -> Verdict:
     if not order.groups:
         return Verdict(("No run has a loss to compare.",), findings)
     learned = list(_without(order)) or list(_swept(found, order))
-    lost = [(RunName(one.name), f" did not end{_since(one)}") for one in order.lost]
     headline: Sentence = _first(order)
-    if lost:
-        headline = (*headline, ". ", *clauses(lost))
+    if order.lost:
+        headline = (*headline, ". ", *clauses(_did_not_end(order.lost)))
     told = _together([finding.headline for finding in learned if finding.headline])
     if told:
         headline = (*headline, ". ", *clauses(told))
@@ -96,16 +95,25 @@ def _more(group: Group, best: Group) -> str:
 def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
     """Runs that are not as long as they should be, or as others are."""
     longest = max((one.last + 1 for one in found if one.last is not None), default=0)
-    parts: list[Sentence] = []
+    short: dict[str, list[str]] = {}
     for one in found:
         wanted, done = one.run.wanted, 0 if one.last is None else one.last + 1
         if wanted is not None and done < wanted:
-            parts.append((RunName(one.name), f" has {steps_shown(done)} of {steps_shown(wanted)} steps"))
+            short.setdefault(f"{steps_shown(done)} of {steps_shown(wanted)} steps", []).append(RunName(one.name))
         elif done < longest:
-            parts.append((RunName(one.name), f" has {steps_shown(done)} steps, the longest run {steps_shown(longest)}"))
+            words = f"{steps_shown(done)} steps, the longest run {steps_shown(longest)}"
+            short.setdefault(words, []).append(RunName(one.name))
+    parts = [(*some(names), f" {'has' if len(names) == 1 else 'have'} {words}") for words, names in short.items()]
     if parts:
         at = "" if order.at is None else f". Runs are compared at step {steps_shown(order.at)}, the last that all have"
         yield Finding("lengths", (*clauses(parts), f"{at}."))
+
+
+def _did_not_end(lost: Sequence[Contender]) -> list[Sentence]:
+    """Since when, for each of a few; their names for many."""
+    if len(lost) > 2:
+        return [(*some([RunName(one.name) for one in lost]), " did not end")]
+    return [(RunName(one.name), f" did not end{_since(one)}") for one in lost]
 
 
 def _since(one: Contender) -> str:

@@ -48,6 +48,11 @@ def between(first: Group, second: Group) -> Difference:
     if len(pairs) > 1:
         apart = [b - a for a, b in pairs]
         return Difference(fmean(apart), (variance(apart) / len(apart)) ** 0.5, len(apart), size)
-    spreads = [variance(group.ends) / len(group.ends) for group in (first, second) if len(group.ends) > 1]
-    error = sum(spreads) ** 0.5 if spreads else None
-    return Difference(second.end - first.end, error, min(len(first.ends), len(second.ends)), size)
+    counts = [len(first.ends), len(second.ends)]
+    freedom = sum(counts) - len(counts)
+    error = None
+    if freedom:
+        # Where one group has a single seed, the spread of the other stands for both.
+        squares = sum(variance(group.ends) * (len(group.ends) - 1) for group in (first, second) if len(group.ends) > 1)
+        error = (squares / freedom * sum(1 / count for count in counts)) ** 0.5
+    return Difference(second.end - first.end, error, min(counts), size)

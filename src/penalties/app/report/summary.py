@@ -28,11 +28,6 @@ class Ends:
     window: int
     """How many numbers each mean is of."""
 
-    @property
-    def change(self) -> float | None:
-        """Relative to the first; None from 0."""
-        return (self.last - self.first) / abs(self.first) if self.first else None
-
 
 @dataclass(frozen=True, slots=True)
 class TermSummary:
