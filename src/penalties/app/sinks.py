@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,6 +120,11 @@ class Sinks:
             self._report(f"sinks.{name} failed, and hears no more of the run: {hide(said(error).splitlines()[0])}")
 
 
+def _logged(message: str) -> None:
+    # Formatted here, where keys are hidden.
+    logging.getLogger("penalties.telemetry").error("%s\n%s", message, hide(traceback.format_exc()))
+
+
 class _Run(NamedTuple):
     """What a sink may want to know of the run."""
 
@@ -145,7 +151,7 @@ def attached(
     """
     folder = folder.absolute()
     with contextlib.ExitStack() as ending:
-        sinks = Sinks(logging.getLogger("penalties.telemetry").exception if report is None else report)
+        sinks = Sinks(_logged if report is None else report)
         run = _Run(folder, config, step, lambda: sinks.status)
         for name, make in _MAKERS.items():
             options = getattr(table, name)
