@@ -327,6 +327,19 @@ def test_gradients_at_other_places_stand_apart(tmp_path):
     assert re.findall(r">(\w+)</span>", matrix) == ["base_loss", "size", "kl", "size", "kl", "still"]
 
 
+def test_gradients_that_are_measured_now_and_then_say_so(tmp_path):
+    base = Part(lambda step: 2.0, lambda step: 1.0, lambda step: 1.0 + step, measured=10)
+    folder = write_run(tmp_path, steps=45, base=base, parts={"kl": Part(lambda step: 1.0, measured=10)})
+    text = made(folder)
+    assert "and of their sum; measured in 5 of 45 steps" in text
+    data = [json.loads(found) for found in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+    for chart in data[1:3]:
+        assert np.cumsum(chart["steps"]).tolist() == [0, 10, 20, 30, 40]
+    norms = {one["name"]: one["values"] for one in data[1]["series"]}
+    assert norms["base_loss"] == [1, 11, 21, 31, 41]
+    assert "measured in" not in made(write_run(tmp_path, steps=45))
+
+
 def test_the_table_of_terms_says_what_its_numbers_are(tmp_path):
     parts = {"kl": Part(lambda step: float(step), lambda step: step / 100)}
     text = made(write_run(tmp_path, steps=101, parts=parts))

@@ -87,7 +87,7 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
     # The total first: a term that is most of it lies over it.
     drawn = [Line("total", "total under", run.grad_norm)] if len(run.grad_norm) else []
     drawn += [Line(name, css[name], series) for name, series in pulls.items()]
-    note = "norm of each weighted gradient, and of their sum"
+    note = f"norm of each weighted gradient, and of their sum{_rarely(run, [line.series for line in drawn])}"
     found = [lines("Gradient norms", drawn, log=True, frame=frame, note=note)]
     if len(pulls) > 1:
         parts = shares(pulls, run.steps)
@@ -104,6 +104,13 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
         note = "these do not compare with those of the other terms"
         found.append(lines("Gradient norms at other places", drawn, log=True, frame=frame, note=note))
     return found
+
+
+def _rarely(run: RunLog, measured: Sequence[Series]) -> str:
+    """In how many steps there was a measurement, if not in all."""
+    count = len(np.unique(np.concatenate([series.steps for series in measured])))
+    every = len(run.steps)
+    return "" if count == every else f"; measured in {steps_shown(count)} of {steps_shown(every)} steps"
 
 
 def _weights(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
@@ -276,7 +283,9 @@ def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | N
                 row.append(None)
                 continue
             lowest = f"lowest {shown(pair.lowest, 2)} at step {steps_shown(pair.lowest_at)}"
-            title = f"{first} and {second}: mean {shown(pair.mean, 2)}, {lowest}, {steps_shown(pair.count)} measured"
+            title = (
+                f"{first} and {second}: mean {shown(pair.mean, 2)}, {lowest}, {steps_shown(pair.count)} measurements"
+            )
             row.append(Cell(f"{pair.mean:.2f}".replace("-", "−"), pair.mean, _spark(run.cosines[first, second]), title))
         rows.append(row)
     return Matrix([(name, css[name]) for name in names], rows)
