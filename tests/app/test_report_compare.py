@@ -116,6 +116,13 @@ def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
     assert told(*both)[-1] == "a and b have 3 of 4 steps."
 
 
+def test_a_spike_near_the_end_does_not_decide(tmp_path):
+    level = lambda loss, at: Part(lambda step: 1e6 if step == at else loss, lambda step: 1.0)
+    a = write_run(tmp_path / "a", steps=60, base=level(1.0, 58))
+    b = write_run(tmp_path / "b", steps=60, base=level(2.0, None))
+    assert told(a, b)[0] == "a ended lowest, with a base loss of 1."
+
+
 def test_held_out_losses_compare_at_one_step(tmp_path):
     whole = run(tmp_path, "whole", 1.0, held_out=1.5)
     short = run(tmp_path, "short", 1.5, held_out=3.0, steps=2, weight=0.2)

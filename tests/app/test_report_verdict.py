@@ -262,6 +262,20 @@ def test_a_gradient_that_explodes(tmp_path):
     assert found.summary.startswith("The loss stayed at about 3 and its gradient exploded at step 30. ")
 
 
+def test_an_explosion_is_not_laid_to_a_gradient_of_another_place(tmp_path):
+    norms = lambda step: 500.0 if step == 9 else 1.0
+    start = Part(lambda step: 2.0, lambda step: 1.0, norms, place="logprobs")
+    parts = {"size": Part(lambda step: 1.0, lambda step: 1.0, lambda step: 9e4, place="params")}
+    folder = write_run(tmp_path, steps=12, base=start, parts=parts)
+    path = folder / "metrics.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for one in found:
+        one["loss"]["total_grad_norm"] = norms(one["step"])
+    path.write_text("".join(json.dumps(one) + "\n" for one in found))
+    (sentence,) = told(verdict(folder), "exploded")
+    assert sentence.endswith("; most of it came from base_loss.")
+
+
 def test_an_explosion_of_which_only_the_total_is_known(tmp_path):
     folder = write_run(tmp_path, steps=4, base=base(norm=None))
     path = folder / "metrics.jsonl"
@@ -303,10 +317,18 @@ def test_a_loss_that_is_not_finite_to_the_end_leads(tmp_path):
 def test_a_loss_that_spikes(tmp_path):
     values = lambda step: 1e6 if step == 20 else 2.0 - step * 0.002
     found = verdict(write_run(tmp_path, steps=200, base=base(values)))
-    assert told(found, "spiked") == ["The loss spiked to 1e6 at step 20, where it was about 1.971 around it."]
+    assert told(found, "spiked") == [
+        "The loss spiked to 1e6 at step 20, where it was about 1.971 around it; the means leave it out."
+    ]
     assert found.summary.startswith("The loss fell by 19 % and spiked to 1e6 at step 20. ")
     for calm in (lambda step: 1e6 if step == 0 else 2.0, lambda step: 1e6 if step == 39 else 2.0, falling(100, 1, 40)):
         assert told(verdict(write_run(tmp_path, steps=40, base=base(calm))), "spiked") == []
+
+
+def test_a_spike_does_not_count_in_the_ends(tmp_path):
+    values = lambda step: 1e6 if step == 3 else 4.0 if step < 100 else 2.0
+    found = verdict(write_run(tmp_path, steps=200, base=base(values)))
+    assert found.summary.startswith("The loss fell by 50 % and spiked to 1e6 at step 3. ")
 
 
 def test_a_steep_start_is_told(tmp_path):

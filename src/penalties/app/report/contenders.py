@@ -150,7 +150,8 @@ def _trained(ended: Sequence[Contender], common: int) -> tuple[str, list[float]]
     based = all(BASE in one.run.terms for one in ended)
     found: list[float] = []
     for one in ended:
-        loss = one.run.loss
+        spike = one.summary.spike
+        loss = one.run.loss.without(None if spike is None else spike.step)
         inside = int(np.searchsorted(loss.steps, common, side="right"))
         both = ends(Series(loss.steps[:inside], loss.values[:inside]))
         found.append(math.nan if both is None else both.last)

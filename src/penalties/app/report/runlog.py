@@ -32,6 +32,13 @@ class Series:
         good = np.isfinite(self.values)
         return self if bool(good.all()) else Series(self.steps[good], self.values[good])
 
+    def without(self, step: int | None) -> "Series":
+        """The same, less one step; all of it for None."""
+        if step is None:
+            return self
+        kept = self.steps != step
+        return Series(self.steps[kept], self.values[kept])
+
     def at(self, step: int) -> float | None:
         """The number at a step; None where there is none."""
         place = int(np.searchsorted(self.steps, step))

@@ -63,7 +63,7 @@ def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
 
     >>> import numpy as np
     >>> fitted(np.array([0.1, 0.5]), zero=True)
-    Scale(low=0.0, high=0.52, log=False)
+    Scale(low=0.0, high=0.52, log=False, zeros=0.0)
     """
     # Beyond this the length of an axis would overflow.
     good = np.clip(values[np.isfinite(values)], -_MOST, _MOST)

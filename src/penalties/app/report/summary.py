@@ -87,6 +87,7 @@ class Summary:
     """A run in numbers."""
 
     loss: Ends | None
+    """Of the total; a spike does not count."""
     base: Ends | None
     terms: Mapping[str, TermSummary]
     pairs: Sequence[Pair]
@@ -160,9 +161,11 @@ def summarise(run: RunLog, conflict: float) -> Summary:
     norms = run.grad_norm.finite
     quarter = max(1, len(norms) // 4)
     peak = int(np.argmax(norms.values)) if len(norms) else 0
+    spike = _spike(run.total.finite)
+    aside = None if spike is None else spike.step
     return Summary(
-        loss=ends(run.total),
-        base=ends(run.loss),
+        loss=ends(run.total.without(aside)),
+        base=ends(run.loss.without(aside)),
         terms={
             name: _term(term, loss[name], gradient.get(name), tracked, apart.get(name, ()))
             for name, term in run.terms.items()
@@ -171,7 +174,7 @@ def summarise(run: RunLog, conflict: float) -> Summary:
         tracked=tracked,
         broken=run.total.steps[~np.isfinite(run.total.values)],
         lost_from=_lost_from(run.total),
-        spike=_spike(run.total.finite),
+        spike=spike,
         peak=(int(norms.steps[peak]), float(norms.values[peak])) if len(norms) else None,
         usual=float(np.median(norms.values[:quarter])) if len(norms) else None,
         failures=sum(len(term.failures) for term in run.terms.values()),

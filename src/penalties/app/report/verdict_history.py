@@ -136,7 +136,7 @@ def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
     spike = summary.spike
     if spike is not None:
         told = f"spiked to {shown(spike.value)} at step {steps_shown(spike.step)}"
-        text = f"The loss {told}, where it was about {shown(spike.level)} around it."
+        text = f"The loss {told}, where it was about {shown(spike.level)} around it; the means leave it out."
         yield Finding("spiked", (text,), (told,))
 
 
@@ -145,7 +145,8 @@ def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if summary.peak is None or not summary.usual or summary.peak[1] < _EXPLOSION * summary.usual:
         return
     step, size = summary.peak
-    pulls = {name: pull for name, term in run.terms.items() if (pull := term.pull.at(step)) is not None}
+    ranked = [term for name, term in run.terms.items() if not summary.terms[name].place]
+    pulls = {term.name: pull for term in ranked if (pull := term.pull.at(step)) is not None}
     worst = max(pulls, key=lambda name: pulls[name]) if pulls else None
     source: Sentence = () if worst is None else ("; most of it came from ", Name(worst))
     told = f"{shown(size, 3)} at step {steps_shown(step)}, {shown(size / summary.usual, 2)} times the usual"
