@@ -116,6 +116,23 @@ def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
     assert told(*both)[-1] == "a and b have 3 of 4 steps."
 
 
+def test_a_run_that_shares_no_step_cannot_be_compared(tmp_path):
+    early = [write_run(tmp_path / name, steps=1 + place) for place, name in enumerate("ab")]
+    late = write_run(tmp_path / "late", steps=range(5, 9))
+    lines = told(*early, late)
+    assert lines[0] == "Both runs were about equal at step 0, with a base loss of 2."
+    assert "late cannot be compared: no step in common with the others." in lines
+    assert "a has 1 step, the longest run 9; " in " ".join(lines)
+
+
+def test_runs_of_one_config_and_seed_are_not_seeds_of_one_group(tmp_path):
+    before, after = run(tmp_path, "before", 2.0), run(tmp_path, "after", 1.0)
+    assert [one.group for one in entered(before, after)] == [0, 1]
+    assert told(before, after)[0] == "after ended lowest, with a base loss of 1."
+    seeds = [run(tmp_path, f"{name}{seed}", 2.0, seed=seed) for name in "ab" for seed in range(2)]
+    assert [one.group for one in entered(*seeds)] == [0, 0, 1, 1]
+
+
 def test_a_spike_near_the_end_does_not_decide(tmp_path):
     level = lambda loss, at: Part(lambda step: 1e6 if step == at else loss, lambda step: 1.0)
     a = write_run(tmp_path / "a", steps=60, base=level(1.0, 58))
@@ -175,6 +192,12 @@ def test_the_spread_of_many_seeds_stands_for_that_of_one(tmp_path):
     near, far = run(tmp_path, "b", 2.2, seed=9, weight=0.2), run(tmp_path, "c", 2.9, seed=9, weight=0.3)
     assert told(*many, near)[0].startswith("All runs ended about equal")
     assert told(*many, far)[0] == "a0, a1 and a2 ended lowest, with a base loss of 2.1."
+
+
+def test_losses_far_apart_differ_by_a_factor(tmp_path):
+    lines = told(run(tmp_path, "a", 1e-3), run(tmp_path, "b", 5.0, terms=("kl",)))
+    assert lines[2] == "b follows, with 5 (5000 times as much)."
+    assert lines[-1] == "Without l1 the base loss ended at 5 instead of 0.001: it helped (one seed)."
 
 
 def test_losses_below_zero_differ_by_amounts_and_not_by_parts(tmp_path):

@@ -9,9 +9,12 @@ from .differences import between
 from .findings import Finding, Verdict
 from .scales import percent, shown, steps_shown
 from .sentences import Name, RunName, Sentence, clauses, listed, some
+from .verdict_history import steps_words
 
 __all__ = ["compare"]
 
+_MANY: Final = 10.0
+"""From so many times as much on, a difference is not told in per cent."""
 _ENDINGS: Final = (" helped", " cost", " made no difference")
 
 
@@ -89,6 +92,8 @@ def _more(group: Group, best: Group) -> str:
     more = group.end - best.end
     if more <= 5e-4 * abs(best.end):
         return ""
+    if more > _MANY * best.end > 0:
+        return f" ({shown(group.end / best.end, 2)} times as much)"
     return f" ({percent(more / best.end) if best.end > 0 else shown(more)} more)"
 
 
@@ -101,7 +106,7 @@ def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
         if wanted is not None and done < wanted:
             short.setdefault(f"{steps_shown(done)} of {steps_shown(wanted)} steps", []).append(RunName(one.name))
         elif done < longest:
-            words = f"{steps_shown(done)} steps, the longest run {steps_shown(longest)}"
+            words = f"{steps_words(done)}, the longest run {steps_shown(longest)}"
             short.setdefault(words, []).append(RunName(one.name))
     parts = [(*some(names), f" {'has' if len(names) == 1 else 'have'} {words}") for words, names in short.items()]
     if parts:
@@ -127,9 +132,9 @@ def _lost(order: Ranking) -> Iterator[Finding]:
     """Runs without a number at the end; they come last."""
     for one in order.lost:
         yield Finding("broken", (RunName(one.name), f" did not end{_since(one)}. It ranks last."))
-    if order.empty:
-        names = some([RunName(one.name) for one in order.empty])
-        yield Finding("broken", (*names, " cannot be compared: no step yet."))
+    for one in order.apart:
+        why = "no step yet" if one.last is None else "no step in common with the others"
+        yield Finding("lengths", (RunName(one.name), f" cannot be compared: {why}."))
 
 
 def _without(order: Ranking) -> Iterator[Finding]:
@@ -160,7 +165,7 @@ def _without(order: Ranking) -> Iterator[Finding]:
         else:
             helped = "helped" if apart.mean > 0 else "cost"
             side = "higher" if apart.mean > 0 else "lower"
-            part = f", {percent(apart.mean / full.end)} {side}" if min(full.end, group.end) > 0 else ""
+            part = f", {percent(apart.mean / full.end)} {side}" if 0 < group.end < _MANY * full.end else ""
             text = ("Without ", Name(name), f"{ended}{part}: it {helped}{one}.")
             yield Finding("compared", text, (Name(name), f" {helped}", one))
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -80,18 +81,22 @@ class Ranking:
     """Those that ended with a number, lowest first."""
     lost: Sequence[Contender]
     """Those whose loss is not finite at the end."""
-    empty: Sequence[Contender]
-    """Those without a step."""
+    apart: Sequence[Contender]
+    """Those without a step, or without one that the others have."""
 
 
 def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequence[str]) -> list[Contender]:
     """The runs with letters, and colours by group."""
-    known: dict[str, int] = {}
+    known: dict[tuple[str, int], int] = {}
     found: list[Contender] = []
     seeds: dict[int, int] = {}
+    again: Counter[str] = Counter()
     for place, (run, summary, name) in enumerate(zip(runs, summaries, names, strict=True)):
         key = f"run {place}" if run.config is None else json.dumps(seedless(run.config), sort_keys=True)
-        group = known.setdefault(key, len(known))
+        whole = f"{run.training('seed')} {key}"
+        # A second run of one seed is of another group: what differs is not in the config.
+        group = known.setdefault((key, again[whole]), len(known))
+        again[whole] += 1
         css = run_class(group, seeds.setdefault(group, 0))
         seeds[group] += 1
         found.append(Contender(_letter(place), name, css, run, summary, group))
@@ -116,11 +121,11 @@ def seedless(config: Mapping[str, Any], term: str | None = None) -> dict[str, An
 
 def ranking(found: Sequence[Contender]) -> Ranking:
     """The runs in their order: by the held-out base loss where all have it at one step, else by that of training."""
-    empty = [one for one in found if one.last is None]
-    lost = [one for one in found if one.last is not None and one.summary.lost_from is not None]
-    ended = [one for one in found if one not in empty and one not in lost]
-    lasts = {one.last for one in ended if one.last is not None}
-    common = min(lasts, default=0)
+    lost = [one for one in found if one.summary.lost_from is not None]
+    ended = [one for one in found if one.last is not None and one not in lost]
+    common = min((one.last for one in ended if one.last is not None), default=0)
+    ended = [one for one in ended if one.run.steps[0] <= common]
+    apart = [one for one in found if one not in ended and one not in lost]
     what, numbers = _held_out(ended, common) or _trained(ended, common)
     members: dict[int, list[tuple[Contender, float]]] = {}
     for one, end in zip(ended, numbers, strict=True):
@@ -129,8 +134,8 @@ def ranking(found: Sequence[Contender]) -> Ranking:
         else:
             lost.append(one)
     made = [Group([one for one, _ in group], [end for _, end in group]) for group in members.values()]
-    at = common if len(lasts) > 1 else None
-    return Ranking(what, at, sorted(made, key=lambda group: group.end), lost, empty)
+    at = common if any(one.last != common for one in [*ended, *apart] if one.last is not None) else None
+    return Ranking(what, at, sorted(made, key=lambda group: group.end), lost, apart)
 
 
 def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, list[float]] | None:
