@@ -25,6 +25,12 @@ def failing(logprobs: Any, step: int) -> Any:
     return logprobs[0].mean() ** 2
 
 
+def cranky(logprobs: Any, *, fail: bool = False, size: float = 1.0) -> Any:
+    if fail:
+        raise RuntimeError("as the test wants it")
+    return size * logprobs[0].mean() ** 2
+
+
 def huge(logprobs: Any) -> Any:
     return 1e6 * logprobs[0].mean() ** 2
 

@@ -10,12 +10,14 @@ import pytest
 
 from penalties.app import ablate as ablate_module
 from penalties.app import train as train_module
-from penalties.app.ablate import Outcome, ablate, compared, shown, variants
+from penalties.app.ablate import Outcome, Variant, ablate, compared, shown, variants
 from penalties.app.config import Config, ConfigError, load
 from penalties.app.disk import RunError
+from penalties.app.lock import Lock
 from penalties.app.progress import SILENT
 from penalties.app.runs import Run
 from penalties.app.train import Interrupted
+from penalties.errors import TermError
 
 from .stand_ins import Backend, killing, write_config
 
@@ -109,8 +111,62 @@ class TestVariants:
         with pytest.raises(RunError, match="has no \\[\\[term\\]\\]"):
             variants(loading(write_config(tmp_path, terms="")))
 
+    def test_a_term_that_is_not_enabled_is_not_removed(self, path: Path) -> None:
+        def loaded(more: Sequence[str]) -> Config:
+            return load(path, ["kl.enabled=false", *more])
+
+        assert [one.name for one in variants(loaded)] == ["all", "without entropy", "without counting"]
+        assert [one.name for one in variants(loaded, keep=True)] == ["all", "only entropy", "only counting"]
+
+    def test_one_value_in_two_spellings_is_one(self, path: Path) -> None:
+        trials = variants(loading(path), sweeps=["kl.weight=0.1,0.10,0.1,0.5,2"])
+        assert [one.name for one in trials] == ["all", "kl.weight=0.1", "kl.weight=2"]
+
 
 class TestRuns:
+    def test_have_folders_of_their_own(self, path: Path, tmp_path: Path) -> None:
+        whole = load(path)
+        trials = [Variant(name, 0, whole) for name in ("without a b", "without a-b", "without a+b")]
+        outcomes = ablate(trials, tmp_path / "out", progress=silent)
+        folders = [outcome.folder.name for outcome in outcomes]
+        assert folders == ["without-a-b-seed-0", "without-a-b-seed-0-2", "without-a+b-seed-0"]
+
+    def test_are_written_by_one_process(self, path: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        lock = Lock(tmp_path / "out" / "lock")
+        with pytest.raises(RunError, match="out is being written by process"):
+            ablate(variants(loading(path)), tmp_path / "out", progress=silent)
+        lock.release()
+
+    def test_another_config_loses_no_results(self, path: Path, tmp_path: Path, backends: list[Backend]) -> None:
+        ablate(variants(loading(path)), tmp_path / "out", progress=silent)
+        before = (tmp_path / "out" / "ablation.json").read_bytes()
+
+        def other(more: Sequence[str]) -> Config:
+            return load(path, ["train.learning_rate=0.5", *more])
+
+        with pytest.raises(RunError, match="its config is another: train.learning_rate was") as raised:
+            ablate(variants(other), tmp_path / "out", resume=True, progress=silent)
+        assert raised.value.status == 2
+        assert (tmp_path / "out" / "ablation.json").read_bytes() == before
+        assert len(backends) == 4
+
+    def test_one_that_fails_at_once_does_not_stop_the_others(self, tmp_path: Path) -> None:
+        terms = (
+            '[[term]]\nfn = "tests.app.terms:cranky"\nname = "cranky"\n'
+            '[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'
+        )
+        path = write_config(tmp_path, terms=terms)
+        trials = variants(loading(path), sweeps=["cranky.options={ fail = true },{ fail = false, size = 2.0 }"])
+        outcomes = ablate(trials, tmp_path / "out", progress=silent)
+        assert [outcome.error is None for outcome in outcomes] == [True, False, True]
+
+        def failing(more: Sequence[str]) -> Config:
+            return load(path, ["cranky.options={ fail = true }", *more])
+
+        with pytest.raises(TermError, match="cranky"):
+            ablate(variants(failing), tmp_path / "other", progress=silent)
+
     def test_differ_by_nothing_but_the_variant(self, path: Path, tmp_path: Path) -> None:
         outcomes = ablate(variants(loading(path)), tmp_path / "out", progress=silent)
         assert [outcome.variant for outcome in outcomes] == ["all", "without kl", "without entropy", "without counting"]

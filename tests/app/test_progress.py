@@ -1,11 +1,13 @@
 """What is shown of a run: a table on a terminal, lines in a pipe, JSON for a machine, nothing where that is wanted."""
 
+import errno
 import io
 import json
 import math
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from penalties.app import progress as progress_module
 from penalties.app import train as train_module
 from penalties.app.progress import (
     SILENT,
+    Enduring,
     JSONProgress,
     Lines,
     Pace,
@@ -73,7 +76,6 @@ class TestLines:
         out = io.StringIO()
         lines = Lines(out)
         lines.begin(Path("runs/demo"), 100, 0)
-        lines.say("loading the model")
         for number in range(100):
             lines.record(step(number), "")
         lines.end()
@@ -83,6 +85,16 @@ class TestLines:
         assert found[1].startswith("step 1/100: loss 2.5, base_loss 2, kl 1 (20%); 2000 tokens/s, ")
         assert found[1].endswith(" left")
         assert found[-1].endswith("tokens/s, 0:00 elapsed")
+
+    def test_say_once_what_may_take_long(self) -> None:
+        out = io.StringIO()
+        lines = Lines(out)
+        for what in (
+            *("loading the model", "asking the model before training: 8 examples"),
+            *("asking the model before training: 16 examples", "evaluating", "saving a checkpoint"),
+        ):
+            lines.say(what)
+        assert out.getvalue() == "loading the model\nasking the model before training\n"
 
     @pytest.mark.parametrize("steps", [21, 39, 60, 150, 12_345])
     def test_are_about_twenty_however_long_the_run_is(self, steps: int) -> None:
@@ -168,12 +180,37 @@ class TestJSON:
 
 class TestChoice:
     def test_is_by_the_options_and_where_the_output_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert isinstance(chosen(json=True), JSONProgress)
-        assert isinstance(chosen(quiet=True), Quiet)
-        assert isinstance(chosen(out=io.StringIO()), Lines)
-        assert isinstance(chosen(out=Terminal()), Live)
+        def kind(**options: Any) -> type[Any]:
+            made: Any = chosen(**options)
+            return type(made._shown)
+
+        assert kind(json=True) is JSONProgress
+        assert kind(quiet=True) is Quiet
+        assert kind(out=io.StringIO()) is Lines
+        assert kind(out=Terminal()) is Live
         monkeypatch.setattr("sys.stdout", io.StringIO())
-        assert isinstance(chosen(), Lines)
+        assert kind() is Lines
+
+    @pytest.mark.parametrize("ends_at", ["begin", "say", "record", "stopping", "end"])
+    def test_a_run_outlives_what_shows_it(self, ends_at: str, capfd: pytest.CaptureFixture[str]) -> None:
+        heard: list[str] = []
+
+        def hear(name: str) -> Any:
+            def method(*_: Any) -> None:
+                heard.append(name)
+                if name == ends_at:
+                    raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+            return method
+
+        names = ["begin", "say", "record", "stopping", "end"]
+        shown: Any = Enduring(SimpleNamespace(**{name: hear(name) for name in names}))
+        shown.begin(Path("run"), 1, 0)
+        shown.say("loading the model")
+        shown.record(step(0), "")
+        shown.stopping()
+        shown.end()
+        assert heard == names[: names.index(ends_at) + 1]
 
     @pytest.mark.parametrize("progress", [Quiet(), Lines(io.StringIO())])
     def test_an_answer_to_ctrl_c_is_safe_in_a_handler(self, progress: Any, capfd: pytest.CaptureFixture[str]) -> None:

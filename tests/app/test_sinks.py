@@ -228,6 +228,7 @@ def test_mlflow_has_one_run_even_where_it_was_broken_off(tmp_path: Path, monkeyp
     experiment = client.get_experiment_by_name("penalties")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_name == "run"
+    assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss/total")
     assert {metric.step for metric in history} == set(range(6))
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -93,6 +94,8 @@ class TestRaise:
         assert float(error.output.total) == 0.5 * 10.0 + 4.0
         assert error.output["broken"].error is error
         assert error.output["broken"].value is None
+        shown = "".join(traceback.format_exception(error))
+        assert 'raise ValueError("no luck")' in shown, "where it failed is seen"
         probe(executor, place)
 
     @pytest.mark.parametrize("place", EVERYWHERE)

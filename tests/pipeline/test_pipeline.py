@@ -11,7 +11,6 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
 
 import penalties as pn
 from tests.libraries import DIFFERENTIABLE, JAX, LIBRARIES, TORCH, close
@@ -440,19 +439,6 @@ class TestFailures:
         out = pipeline(library.array([1.0, 2.0]))
         assert "returned an array of shape (2,)" in str(out["vector"].error)
         assert out.metrics()["total"] == 3.0
-
-    @pytest.mark.parametrize("gradients", [False, True])
-    def test_so_is_one_that_refuses_its_input(self, gradients):
-        def picky(x):
-            raise pn.InputError("x is not to its taste")
-
-        x = torch.ones(3, requires_grad=True)
-        pipeline = pn.Pipeline(["l1", pn.Term(picky, on_error="skip")])
-        out = pipeline.value_and_grad(x) if gradients else pipeline(x)
-        assert float(out.total.detach()) == 3.0
-        assert "raised InputError: x is not to its taste" in str(out["picky"].error)
-        with pytest.raises(pn.InputError, match="^x is not to its taste"):
-            pn.Pipeline([picky])(x)
 
     def test_skipped_base(self, library: Any) -> None:
         base = pn.Term(lambda x: 1 / 0, name="base", on_error="skip")

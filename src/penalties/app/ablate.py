@@ -4,6 +4,7 @@ Every variant is a run of its own, in a folder beside the others. Variants of on
 the same data in the same order, so that what they differ by is the variant.
 """
 
+import contextlib
 import json
 import math
 import re
@@ -16,10 +17,11 @@ from ..encoding import encode
 from ..errors import said
 from ..pipeline.table import table
 from .disk import RunError, write_whole, writing
+from .lock import Lock
 from .privacy import hide
 from .progress import Progress, short
 from .runs import Run
-from .train import Interrupted, train
+from .train import check_config, train
 
 if TYPE_CHECKING:
     from .config import Config
@@ -79,18 +81,21 @@ def variants(
             made += [Variant(one, seed, load([seeded, one])) for one in swept]
         else:
             made += [Variant(name, seed, config) for name, config in _without(first, keep)]
-    # A sweep often has the config's own value among its own.
-    known = {variant.seed: variant.config for variant in made if variant.name == ALL}
-    return [variant for variant in made if variant.name == ALL or variant.config != known[variant.seed]]
+    # A sweep often has the config's own value among its own, or one in two spellings.
+    return [
+        variant
+        for place, variant in enumerate(made)
+        if not any((variant.seed, variant.config) == (other.seed, other.config) for other in made[:place])
+    ]
 
 
 def _without(config: "Config", keep: bool) -> "list[tuple[str, Config]]":
-    names = config.pipeline().names
-    if not names:
-        raise RunError("the config has no [[term]], so that there is nothing to remove", 2)
+    tables = {name: table for name, table in zip(config.pipeline().names, config.term, strict=True) if table.enabled}
+    if not tables:
+        raise RunError("the config has no [[term]] that is enabled, so that there is nothing to remove", 2)
     made: list[tuple[str, Config]] = []
-    for name in names:
-        terms = [table for other, table in zip(names, config.term, strict=True) if (other == name) is keep]
+    for name in tables:
+        terms = [table for other, table in tables.items() if (other == name) is keep]
         made.append((f"{'only' if keep else 'without'} {name}", config.model_copy(update={"term": terms})))
     return made
 
@@ -142,24 +147,48 @@ def ablate(
         raise RunError(f"{folder} holds an ablation already; go on with it by --resume, or choose another folder", 2)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    outcomes: list[Outcome] = []
-    for number, variant in enumerate(chosen):
-        place = folder / variant.folder
-        # Written before each: whoever looks meanwhile sees what there is.
+    with contextlib.ExitStack() as ending:
+        ending.callback(Lock(folder / "lock").release)
+        places = [folder / name for name in _folders(chosen)]
+        for variant, place in zip(chosen, places, strict=True):
+            if Run(place).begun():
+                # Before the first is trained: results that are there are not to be lost to a slip.
+                check_config(Run(place), variant.config)
+        if not resume:
+            _write(folder, [])
+        outcomes: list[Outcome] = []
+        for number, (variant, place) in enumerate(zip(chosen, places, strict=True)):
+            outcomes.append(_trained(variant, place, progress(variant, number), first=number == 0))
+            if not resume:
+                # Whoever looks meanwhile sees what there is.
+                _write(folder, outcomes)
         _write(folder, outcomes)
-        try:
-            run = train(variant.config, place, resume=True, progress=progress(variant, number))
-        except Interrupted:
-            raise
-        except Exception as error:
-            if not Run(place).begun():
-                # Data, a disk or a key: the others would fail for the same reason.
-                raise
-            outcomes.append(Outcome(variant.name, variant.seed, place, None, {}, hide(said(error))))
-        else:
-            outcomes.append(_outcome(variant, run))
-    _write(folder, outcomes)
     return outcomes
+
+
+def _trained(variant: Variant, place: Path, progress: Progress, *, first: bool) -> Outcome:
+    try:
+        return _outcome(variant, train(variant.config, place, resume=True, progress=progress))
+    except RunError:
+        # Stopped, or a disk, or a key: the others would fail for the same reason.
+        raise
+    except Exception as error:
+        if first and not Run(place).begun():
+            # With every term, as the config has it, it cannot be trained.
+            raise
+        return Outcome(variant.name, variant.seed, place, None, {}, hide(said(error)))
+
+
+def _folders(chosen: Sequence[Variant]) -> list[str]:
+    """Names for the folders of variants, each its own: signs that a name cannot have are the same in all."""
+    found: list[str] = []
+    for variant in chosen:
+        name, number = variant.folder, 1
+        while name in found:
+            number += 1
+            name = f"{variant.folder}-{number}"
+        found.append(name)
+    return found
 
 
 def _outcome(variant: Variant, run: Run) -> Outcome:

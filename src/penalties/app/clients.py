@@ -1,5 +1,6 @@
 """The model that a run trains: in this process, or on a server of the Tinker API."""
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -120,8 +121,8 @@ class Local:
 
     @property
     def limit(self) -> int | None:
-        """The model's."""
-        return self.client.context
+        """The model's, where it has one."""
+        return None if math.isinf(self.client.context) else int(self.client.context)
 
     @property
     def gradients(self) -> Any:

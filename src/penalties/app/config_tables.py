@@ -180,7 +180,7 @@ class TermTable(Table):
     weight: Annotated[float, Field(ge=0)] = 1.0
     """What its value is multiplied by in the loss."""
     name: _Text | None = None
-    """What it is called in logs and reports; the function's name by default."""
+    """What it is called in logs and reports, the function's name by default: no dots, and not digits alone."""
     inputs: _Text | list[_Text] | dict[str, _Text] | None = None
     """What it reads: a name, names in order, or `{ parameter = "input" }`; by default what its parameters are named."""
     options: dict[str, Any] = Field(default={})
@@ -225,7 +225,7 @@ class TensorBoardTable(Table):
     """Scalars for TensorBoard."""
 
     folder: _Text | None = None
-    """Where they are written; `tensorboard` in the run's folder by default."""
+    """Where they are written, each run in a folder of its name; `tensorboard` in the run's folder by default."""
 
 
 class MLflowTable(Table):
@@ -245,7 +245,7 @@ class WandbTable(Table):
 
 
 class OpenTelemetryTable(Table):
-    """A span for each step, by the tracer that the process has."""
+    """A span for each step and each evaluation, by the tracer that the process has."""
 
 
 class SinksTable(Table):

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 __all__ = [
     "SILENT",
+    "Enduring",
     "JSONProgress",
     "Lines",
     "Pace",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 STOPPING: Final = "stopping after this step; once more to stop at once"
+_TOLD: Final = ("evaluating", "saving a checkpoint")
+"""What is told when it is done."""
 _LINES: Final = 20
 """Lines for the steps of a run, however many they are, and at most as many for its evaluations and checkpoints."""
 
@@ -108,6 +111,7 @@ class Lines:
         self._pace = Pace(0, 0)
         self._parts: dict[str, int] = {}
         """By what is told: the part of the run that it was last told in."""
+        self._said = ""
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
         """Say what is trained."""
@@ -116,7 +120,11 @@ class Lines:
         self._print(f"{folder}: {steps} steps" + (f", {done} of them done" if done else ""))
 
     def say(self, what: str) -> None:
-        """Nothing: it would be a line for each evaluation and checkpoint, which have lines of their own."""
+        """Print what may take long, once; evaluations and checkpoints have lines of their own."""
+        kind = what.partition(":")[0]
+        if kind not in _TOLD and kind != self._said:
+            self._said = kind
+            self._print(kind)
 
     def stopping(self) -> None:
         """Say so."""
@@ -254,6 +262,40 @@ def _terms(record: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+class Enduring:
+    """Another progress until it cannot be shown any more, as where a terminal is closed: training goes on."""
+
+    def __init__(self, shown: Progress) -> None:
+        """What is shown."""
+        self._shown = shown
+
+    def begin(self, folder: Path, steps: int, done: int) -> None:
+        """As the other."""
+        self._try(lambda: self._shown.begin(folder, steps, done))
+
+    def say(self, what: str) -> None:
+        """As the other."""
+        self._try(lambda: self._shown.say(what))
+
+    def stopping(self) -> None:
+        """As the other."""
+        self._try(self._shown.stopping)
+
+    def record(self, record: Mapping[str, Any], line: str) -> None:
+        """As the other."""
+        self._try(lambda: self._shown.record(record, line))
+
+    def end(self) -> None:
+        """As the other."""
+        self._try(self._shown.end)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:
+            self._shown = SILENT
+
+
 def _from_a_handler(text: str) -> None:
     """Print from a signal's handler: `print` fails where the signal came in the midst of another one."""
     os.write(2, f"{text}\n".encode())
@@ -261,6 +303,10 @@ def _from_a_handler(text: str) -> None:
 
 def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None, lines: int = _LINES) -> Progress:
     """What suits the options of a command and where its output goes; in a pipe, so many lines for the steps."""
+    return Enduring(_chosen(quiet=quiet, json=json, out=out, lines=lines))
+
+
+def _chosen(*, quiet: bool, json: bool, out: TextIO | None, lines: int) -> Progress:
     if json:
         return JSONProgress(out)
     if quiet:

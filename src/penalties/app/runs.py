@@ -243,7 +243,8 @@ class Run:
             for path in (self.folder / "sinks.json", self.folder / _LOCK):
                 path.unlink(missing_ok=True)
             for folder in (self.checkpoints, self.references, self.folder):
-                folder.rmdir()
+                if folder.is_dir():
+                    folder.rmdir()
 
     def close(self) -> None:
         """Close the log and let others write. To close twice is to close once."""

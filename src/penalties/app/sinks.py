@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Sinks", "attached"]
 
 _HEARS: Final = ("pipeline.start", "pipeline.stop", "pipeline.exception", "term.stop", "term.exception")
-"""A step is one call of a pipeline: what is told of the custom loss around it is the same again."""
+"""A step is one call of a pipeline: what is told of the custom loss around it is the same again, but for norms."""
 _KNOWN: Final = "sinks.json"
 _TRACKING: Final = "MLFLOW_TRACKING_URI"
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
@@ -65,6 +65,9 @@ class Sinks:
             own.callback(sink.close)
             self._sinks[name] = sink
             events = [event for event in _HEARS if event in sink.events]
+            if isinstance(sink, MetricsSink):
+                # Gradients at the parameters are measured after the pipeline stopped.
+                events.append("custom_loss.stop")
             own.callback(telemetry.detach, telemetry.attach(self._hearing(name), events))
 
         try:

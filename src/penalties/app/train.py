@@ -41,7 +41,7 @@ from .sinks import Sinks, attached
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["Interrupted", "Training", "train"]
+__all__ = ["Interrupted", "Training", "check_config", "train"]
 
 _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
@@ -90,8 +90,8 @@ def _before(run: Run) -> dict[str, Any]:
         raise RunError(f"{run.folder}: its config is of another version: {error.problems[0]}", 2) from error
 
 
-def _begin(run: Run, config: "Config", done: int) -> bool:
-    """Make sure that the config is the run's; False where there is nothing left to do."""
+def check_config(run: Run, config: "Config") -> None:
+    """Refuse a config that is not the run's."""
     changed = differences(_before(run), config.to_dict())
     if changed:
         raise RunError(
@@ -99,6 +99,11 @@ def _begin(run: Run, config: "Config", done: int) -> bool:
             "same config, or choose another folder with --run",
             2,
         )
+
+
+def _begin(run: Run, config: "Config", done: int) -> bool:
+    """Make sure that the run can go on with the config; False where there is nothing left to do."""
+    check_config(run, config)
     run.clean()
     if done > config.train.steps:
         raise RunError(
@@ -114,31 +119,36 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
     """A training that is ready, and everything that it needs closed at the end."""
     from .data import Stream
 
-    status, training = "errored", None
+    status, training, sinks = "errored", None, None
+    before = 0 if checkpoint is None else checkpoint.step
     with contextlib.ExitStack() as ending:
         try:
             progress.say("loading the model")
             backend = connect(config, None if checkpoint is None else checkpoint.client)
             ending.callback(lambda: backend.close(status))
-            stream = Stream(config, backend.tokenizer)
+            stream = Stream(config, backend.tokenizer, backend.limit)
             executor = Executor()
             ending.callback(executor.close)
             references = References(config.providers(backend.another), run.references)
-            sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict()))
+
+            def warn(message: str) -> None:
+                progress.record(*run.event(before if training is None else training.done, "warning", message))
+
+            sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict(), step=before, report=warn))
             training = Training(config, run, backend, stream, executor, references, sinks, progress)
             yield training
-            status = "success"
+            status = sinks.status = "success"
         except (Interrupted, KeyboardInterrupt) as error:
             status = "interrupted"
+            if sinks is not None:
+                sinks.status = status
             if isinstance(error, Interrupted):
                 raise
-            before = 0 if checkpoint is None else checkpoint.step
             done, saved = (before, before) if training is None else (training.done, training.saved)
             _leave_word(run, done, "interrupted", f"at once, after {_steps(done)}")
             last = f"the last checkpoint is that after {_steps(saved)}" if saved else "there is no checkpoint yet"
             raise Interrupted(run.folder, saved, f"stopped at once after {_steps(done)}, and {last}") from None
         except Exception as error:
-            before = 0 if checkpoint is None else checkpoint.step
             _leave_word(run, before if training is None else training.done, "failed", hide(said(error)))
             raise
 
@@ -320,6 +330,7 @@ class Training:
             lambda: self._tell("checkpoint", f"after {_steps(self.done)}"),
         )
         self.saved = self.done
+        self.sinks.flush()
 
     def _all_data(self) -> Iterator[list[Any]]:
         train = self.config.train

@@ -227,8 +227,8 @@ def guarded(
 
 def failed_row(term: Term, weight: Weight, error: BaseException) -> Row:
     """The row of a term that has an error in place of a value."""
-    # Without the frames, which would keep the inputs alive as long as the output.
-    chain: list[BaseException | None] = [error]
+    # Without the frames, which would keep the inputs alive as long as the output; one that is raised shows where.
+    chain: list[BaseException | None] = [error] if term.on_error == "skip" else []
     while chain:
         one = chain.pop()
         if one is not None:

@@ -48,12 +48,9 @@ def compute(term: Term, inputs: Mapping[str, Any], step: Any = None, state: Any 
         keywords = _keywords(term, inputs, step, state)
     try:
         result = term.call(*arguments, **keywords) if term.chunk is None else in_chunks(term, arguments, keywords)
-    except TermError:
+    except (TermError, InputError):
         raise
     except Exception as error:
-        # What a penalty has to say of its input is said as it is, unless the term may fail.
-        if isinstance(error, InputError) and term.on_error == "raise":
-            raise
         raise TermError(name, f"raised {said(error)}") from error
     if term.returns_value and arguments:
         # The common case, without another frame: the budget is a few microseconds a term.

@@ -115,8 +115,8 @@ class LocalTrainingClient:
         return self._model.device
 
     @property
-    def context(self) -> int:
-        """How many tokens the model reads at most."""
+    def context(self) -> float:
+        """How many tokens the model reads at most; infinite where it does not say."""
         return self._model.context
 
     @property

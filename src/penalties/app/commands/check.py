@@ -85,7 +85,7 @@ class _Unknown:
 def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
     """Look at every line of the data: how many can be used, what is wrong, and what is left out."""
     from ...training.local_model import TINY
-    from ...training.local_tiny import ByteTokenizer
+    from ...training.local_tiny import CONTEXT, ByteTokenizer
     from ..data import Stream
 
     tokenizer: Any = ByteTokenizer()
@@ -94,7 +94,7 @@ def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": None})})
         tokenizer = _Unknown()
     try:
-        stream = Stream(config, tokenizer)
+        stream = Stream(config, tokenizer, CONTEXT if config.model.name == TINY else None)
     except DataError as error:
         return 0, [Problem(f"{error.source}: {one.where}", one.message) for one in error.problems], []
     return len(stream), [], stream.problems

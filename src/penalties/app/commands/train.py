@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import glob
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,9 @@ def command(
                 Run(place).discard()
             elif isinstance(error, Interrupted):
                 if begun:
-                    _report(place)
+                    # How to go on is said in any case, on a full disk above all.
+                    with contextlib.suppress(RunError, OSError):
+                        _report(place)
                 again = command_line("train", None, (), "--run", str(place), "--resume")
                 raise Interrupted(place, error.step, f"{error}; go on with:\n{again}") from None
             if explained is not None:
@@ -120,7 +123,7 @@ def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Pa
 
     stem = f"{find(config_path).stem}{suffix}"
     there = {1: _RUNS / stem} if (_RUNS / stem).exists() else {}
-    for path in _RUNS.glob(f"{stem}-*"):
+    for path in _RUNS.glob(f"{glob.escape(stem)}-*"):
         number = re.fullmatch(r"-(\d+)", path.name.removeprefix(stem))
         if number is not None:
             there[int(number[1])] = path
