@@ -262,7 +262,7 @@ class TestFiles:
     @pytest.mark.parametrize("text", [b"[train\nsteps = 1", b"\xff\xfe", b"a = 1\na = 2"])
     def test_a_file_that_is_no_toml(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "run.toml").write_bytes(text)
-        with pytest.raises(ConfigError, match="run.toml: file: is no valid TOML"):
+        with pytest.raises(ConfigError, match="run.toml: file: is not valid TOML"):
             load(tmp_path / "run.toml")
 
 

@@ -189,7 +189,7 @@ class TestHeldOut:
     def test_its_bad_lines_are_problems_too(self, tmp_path: Path) -> None:
         lines(tmp_path / "eval.jsonl", ["nonsense"])
         text = '[data]\npath = "lines.jsonl"\neval_path = "eval.jsonl"'
-        with pytest.raises(DataError, match="eval.jsonl: line 1: is no JSON"):
+        with pytest.raises(DataError, match="eval.jsonl: line 1: is not JSON"):
             stream(tmp_path, text)
 
     def test_bad_lines_of_both_files_are_told_at_once(self, tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ class TestHeldOut:
 
 
 BAD = [
-    ("{", ["is no JSON", "column 2"]),
-    ("nonsense", ["is no JSON"]),
-    (b"\xff\xfe", ["is no UTF-8", "at byte 1"]),
+    ("{", ["is not JSON", "column 2"]),
+    ("nonsense", ["is not JSON"]),
+    (b"\xff\xfe", ["is not UTF-8", "at byte 1"]),
     ("[" * 100_000, ["nested too deeply"]),
     ('{"prompt": "a", "completion": "b", "id": ' + "9" * 5000 + "}", ["a number of too many digits"]),
     ("[]", ["is a list", "an object with prompt and completion"]),
@@ -248,7 +248,7 @@ class TestBadLines:
 
     def test_a_file_without_a_good_line_is_an_error_all_the_same(self, tmp_path: Path) -> None:
         text = '[data]\npath = "lines.jsonl"\non_bad_line = "skip"'
-        assert "all 2 are bad, the first: line 1: is no JSON" in wrong(tmp_path, ["x", "y"], text)["file"]
+        assert "all 2 are bad, the first: line 1: is not JSON" in wrong(tmp_path, ["x", "y"], text)["file"]
         assert wrong(tmp_path, [], text) == {"file": "no line can be used: there is none"}
         assert wrong(tmp_path, ["", " "]) == {"file": "no line can be used: there is none"}
 
@@ -354,7 +354,7 @@ class TestFiles:
         before = path.stat()
         path.write_bytes(b"x" * before.st_size)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        with pytest.raises(DataError, match="line 1: was changed during the run: is no JSON"):
+        with pytest.raises(DataError, match="line 1: was changed during the run: is not JSON"):
             made.batch(0)
 
     def test_only_the_beginnings_of_lines_are_kept(self, tmp_path: Path) -> None:

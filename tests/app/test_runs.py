@@ -191,7 +191,7 @@ class TestLog:
 
     def test_a_line_that_is_no_json_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text('{"step": 1}\nhello\n')
-        with pytest.raises(RunError, match="log, line 2: is no JSON"):
+        with pytest.raises(RunError, match="log, line 2: is not JSON"):
             list(records(tmp_path / "log"))
 
     @pytest.mark.parametrize("rest", ["", '{"st', "x" * 200_000])

@@ -204,7 +204,7 @@ def _parsed(source: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(str(source), [Problem("file", f"cannot be read ({error.strerror})")]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(source.name, [Problem("file", f"is no valid TOML ({error})")]) from error
+        raise ConfigError(source.name, [Problem("file", f"is not valid TOML ({error})")]) from error
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> None:

@@ -186,13 +186,13 @@ def _parsed(line: bytes, pairs: bool) -> _Example:
     try:
         found: Any = json.loads(line.decode("utf-8-sig").rstrip())
     except json.JSONDecodeError as error:
-        raise _Bad(f"is no JSON: {error.msg.lower()}, at column {error.colno}") from error
+        raise _Bad(f"is not JSON: {error.msg.lower()}, at column {error.colno}") from error
     except UnicodeDecodeError as error:
-        raise _Bad(f"is no UTF-8: {error.reason}, at byte {error.start + 1}") from error
+        raise _Bad(f"is not UTF-8: {error.reason}, at byte {error.start + 1}") from error
     except RecursionError as error:
         raise _Bad("is nested too deeply") from error
     except ValueError as error:
-        # What is no JSON and no UTF-8 is a ValueError too, and was met above.
+        # What is not JSON and no UTF-8 is a ValueError too, and was met above.
         raise _Bad("holds a number of too many digits to read") from error
     wanted = _FIELDS[pairs]
     if not isinstance(found, dict):

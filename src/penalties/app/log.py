@@ -44,7 +44,7 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield loads(line)
             except ValueError as error:
-                raise RunError(f"{path}, line {number}: is no JSON ({error})") from error
+                raise RunError(f"{path}, line {number}: is not JSON ({error})") from error
 
 
 class Log:
