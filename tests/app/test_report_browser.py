@@ -321,7 +321,7 @@ def test_long_names_are_one_line_with_their_swatch(driver: Browser, pages, width
         assert len(lines) > 50
         assert max(lines) < 2
         cut = tab.run("document.querySelector('.headline .name[title]').title")
-        assert cut.startswith("a_run_with_a_name")
+        assert cut.startswith("a_term_whose_name")
         assert len(tab.run("document.querySelector('.headline .name[title]').textContent")) == 24
     finally:
         tab.close()

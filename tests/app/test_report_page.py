@@ -301,13 +301,14 @@ def test_cosines_of_pairs_that_were_not_measured_are_left_open(tmp_path):
     cosines = {
         ("a", "b"): Series(at, np.array([-0.9, -0.8, -0.7])),
         ("a", "c"): EMPTY,
-        ("b", "c"): Series(at[:1], np.array([0.5])),
+        ("b", "c"): Series(at[:1], np.array([-0.001])),
     }
     log = RunLog("run", at, total=Series(at, np.ones(3)), terms=terms, cosines=cosines)
     text = compose([log], ["run"]).html.partition('class="cosines"')[2].partition("</table>")[0]
     assert text.count("<td ") == 3
     assert 'class="against fight" style="--strength:0.80" title="a and b: mean −0.8, lowest −0.9 at step 0' in text
     assert "not measured" in text
+    assert ">0.00</td>" in text, "no minus before nothing"
     assert text.count("<polyline") == 1, "one measurement has no history"
 
 

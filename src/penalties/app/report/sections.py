@@ -286,7 +286,9 @@ def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | N
             title = (
                 f"{first} and {second}: mean {shown(pair.mean, 2)}, {lowest}, {steps_shown(pair.count)} measurements"
             )
-            row.append(Cell(f"{pair.mean:.2f}".replace("-", "−"), pair.mean, _spark(run.cosines[first, second]), title))
+            row.append(
+                Cell(f"{pair.mean:z.2f}".replace("-", "−"), pair.mean, _spark(run.cosines[first, second]), title)
+            )
         rows.append(row)
     return Matrix([(name, css[name]) for name in names], rows)
 
