@@ -3,12 +3,14 @@
 Both sides are run by the same executor, whose workers are warm, and differ in nothing but where the term runs. With
 `wrt` both take the gradient in the call, so what is left is the place. The rows "and backward" leave it to the total:
 inline that only builds a graph, while elsewhere the gradient is taken all the same and stitched in, so that they also
-hold what a complete evaluation costs over a graph. They are there to be seen.
+hold what a complete evaluation costs over a graph. They are there to be seen. So is what the standard library's pool of
+threads adds to a bare gradient: on a machine whose cores sleep between calls, most of it is waking them.
 """
 
 import importlib.util
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -31,11 +33,21 @@ def squares(x: torch.Tensor) -> torch.Tensor:
 
 
 def run(scale: float) -> list[Row]:
-    rows = [row for case in _CASES for row in _rows(*case, seconds=6.0 * scale)]
+    rows = [_pool(seconds=6.0 * scale), *(row for case in _CASES for row in _rows(*case, seconds=6.0 * scale))]
     if importlib.util.find_spec("ray") is None:
         print("ray is not installed: its rows are left out\n")
         return rows
     return [*rows, *_rows(*_RAY, seconds=6.0 * scale)]
+
+
+def _pool(*, seconds: float) -> Row:
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def gradient() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(squares(x), x)
+
+    with ThreadPoolExecutor(1) as pool:
+        return compare("bare, in a pool of threads", gradient, lambda: pool.submit(gradient).result(), seconds=seconds)
 
 
 def _rows(place: str, elements: int, limit: float, *, seconds: float) -> Iterator[Row]:

@@ -1,8 +1,7 @@
 """One term to be evaluated elsewhere, and the promise of its evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.term import Term
@@ -11,8 +10,7 @@ from .ambient import Modes
 __all__ = ["Place", "Running", "Task", "place_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """What a place is given: a term and what it needs, complete."""
 
     term: Term

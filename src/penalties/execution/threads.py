@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import PenaltiesError, TermError, TermTimeoutError, said
-from ..pipeline.awaitables import waiting
+from ..pipeline.awaitables import wait_by
 from ..pipeline.evaluation import Evaluation
 from .awaiting import close_here, wait_here
 from .capturing import check_captures
@@ -181,8 +181,9 @@ class RunningThread:
         return task.modes.run(self._in_modes, task)
 
     def _in_modes(self, task: Task) -> Evaluation:
-        with waiting(self.waiter):
-            evaluation = evaluate_away(task.term, task.inputs, task.wrt, step=task.step, state=task.state)
+        # In a context of its own, which ends with the task.
+        wait_by(self.waiter)
+        evaluation = evaluate_away(task.term, task.inputs, task.wrt, step=task.step, state=task.state)
         check_captures(task, evaluation)
         return evaluation
 

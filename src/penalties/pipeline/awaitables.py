@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..errors import TermError, said
 
-__all__ = ["awaited", "is_awaitable", "waiting"]
+__all__ = ["awaited", "is_awaitable", "wait_by", "waiting"]
 
 _waiter: Final[ContextVar[Callable[[Any], Any] | None]] = ContextVar("waiter", default=None)
 
@@ -32,6 +32,11 @@ def awaited(term: str, result: Any) -> Any:
         return waiter(result)
     except Exception as error:
         raise TermError(term, f"raised {said(error)}") from error
+
+
+def wait_by(waiter: Callable[[Any], Any]) -> None:
+    """From now on in this context, terms that return an awaitable are waited for by this function."""
+    _waiter.set(waiter)
 
 
 @contextlib.contextmanager

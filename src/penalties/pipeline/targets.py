@@ -30,7 +30,7 @@ class Targets:
         nests: dict[str, Flat] = {}
         for name in dict.fromkeys(wrt):
             nest = lookup(function, inputs, name)
-            inside_another = any(name != other and reads(name, other) for other in wrt)
+            inside_another = len(wrt) > 1 and any(name != other and reads(name, other) for other in wrt)
             if asked and inside_another:
                 raise InputError(f'{function}: wrt names "{name}" and what it lies in; expected one of the two')
             if asked or (not inside_another and _wanted(nest)):
