@@ -28,7 +28,8 @@ __all__ = ["command", "told"]
 def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) -> None:
     """Write a report of one run, or compare several.
 
-    RUN is the folder of a run, as `penalties train` writes it. The report is one HTML file that needs no network.
+    RUN is the folder of a run, as `penalties train` writes it, or that of an ablation. The report is one HTML file that
+    needs no network.
     """
     from ..report import make
 
