@@ -1,5 +1,6 @@
 """`python -m penalties.app` is the program."""
 
+import importlib
 import runpy
 import sys
 
@@ -12,3 +13,6 @@ def test_the_package_is_the_program(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         runpy.run_module("penalties.app", run_name="__main__")
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("penalties ")
+    # Imported it does nothing.
+    importlib.reload(importlib.import_module("penalties.app.__main__"))
+    assert capsys.readouterr().out == ""

@@ -364,6 +364,10 @@ class TestRun:
         run.close()
         Run(run.folder).discard()
         assert not run.folder.exists()
+        # Nor one that is empty yet.
+        run.folder.mkdir()
+        Run(run.folder).discard()
+        assert not run.folder.exists()
 
     @pytest.mark.parametrize("kept", ["step", "checkpoint", "file"])
     def test_but_not_one_that_began_or_holds_something_else(self, tmp_path: Path, kept: str) -> None:

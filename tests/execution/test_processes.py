@@ -20,7 +20,7 @@ import penalties as pn
 from penalties.execution import crew as crew_module
 from penalties.execution import processes, workers
 from penalties.execution.ambient import Modes
-from penalties.execution.crew import Crew
+from penalties.execution.crew import Crew, Promise
 from penalties.execution.processes import Processes
 from penalties.execution.task import Task
 from penalties.execution.workers import WorkerContext, WorkerProcess
@@ -419,3 +419,13 @@ def test_a_term_that_hangs_in_c_is_killed_as_fast(place: Processes) -> None:
     running = place.start(task(hangs, timeout=0.3))
     with pytest.raises(pn.TermTimeoutError):
         running.result()
+
+
+def test_what_comes_second_does_not_break_what_was_kept() -> None:
+    """A worker may die, or a task be cancelled, between its reply and the reading of it."""
+    unused: Any = None
+    promise = Promise(unused, unused)
+    reply: Any = object()
+    promise.finish(reply)
+    promise.finish(None, RuntimeError("too late"))
+    assert promise.result(1.0) is reply

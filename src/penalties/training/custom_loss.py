@@ -16,7 +16,7 @@ from ..errors import GradientError, InputError, MissingLibraryError, NonFiniteEr
 from ..execution.executor import Executor
 from ..functional.options import check_flag
 from ..pipeline.call import numbered
-from ..pipeline.gradients import measured
+from ..pipeline.measuring import measured
 from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
