@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...encoding import dumps
-from .options import as_json, command_line, debug, quiet, telling_what_checks, values
+from .options import as_json, command_line, debug, folder_of, quiet, telling_what_checks, values
 from .train import folder_for, nothing_in
 
 if TYPE_CHECKING:
@@ -29,12 +29,7 @@ _LINES: Final = 5
 @click.option(
     "--remove/--keep", "remove", default=True, help="Remove each term in turn (default), or keep each one alone."
 )
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder of the runs; by default one in runs/, by the name of the config.",
-)
+@folder_of("runs")
 @click.option("--resume", is_flag=True, help="Go on with an ablation; runs that are finished stay as they are.")
 @quiet
 @as_json

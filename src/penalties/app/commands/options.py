@@ -3,13 +3,14 @@
 import contextlib
 import shlex
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from ..config_problems import ConfigError, DataError
 
-__all__ = ["as_json", "command_line", "debug", "quiet", "telling_what_checks", "values"]
+__all__ = ["as_json", "command_line", "debug", "folder_of", "quiet", "telling_what_checks", "values"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -17,6 +18,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 def debug(function: F) -> F:
     """`--debug`: what the program itself looks for where something went wrong."""
     return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(function)
+
+
+def folder_of(what: str) -> Callable[[F], F]:
+    """`--run FOLDER`: the argument `folder`."""
+    return click.option(
+        "--run",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"The folder of the {what}; by default one in runs/, by the name of the config.",
+    )
 
 
 def quiet(function: F) -> F:

@@ -13,7 +13,7 @@ import click
 from ...encoding import dumps
 from ..config_problems import joined
 from ..disk import RunError
-from .options import as_json, command_line, debug, quiet, telling_what_checks, values
+from .options import as_json, command_line, debug, folder_of, quiet, telling_what_checks, values
 from .report import told
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ _NAMED: Final = 5
 @click.command("train")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @values
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder of the run; by default one in runs/, by the name of the config.",
-)
+@folder_of("run")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint of the run, by default with its config.")
 @quiet
 @as_json
