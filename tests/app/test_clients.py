@@ -57,7 +57,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Protocol
         client.close()
 
 
-def remote(config: Config, url: str) -> Config:
+def remote(config: Config, url: str | None) -> Config:
     return config.model_copy(update={"backend": BackendTable(kind="tinker", base_url=url)})
 
 
@@ -141,6 +141,22 @@ class TestTinker:
         with pytest.raises(MissingLibraryError, match='pip install "penalties\\[tinker\\]"'):
             connect(remote(toy_config(tmp_path), "http://127.0.0.1:1"))
 
+    @pytest.mark.parametrize("given", ["config", "environment"])
+    def test_where_nobody_is_there_it_says_so_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+    ) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", KEY)
+        monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+        with pytest.raises(RunError, match="nobody answers at http://127.0.0.1:1 .*start the server") as raised:
+            connect(remote(toy_config(tmp_path), "http://127.0.0.1:1" if given == "config" else None))
+        assert raised.value.status == 2
+
+    def test_the_end_of_a_line_is_no_part_of_a_key(
+        self, tmp_path: Path, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", f"{KEY}\n")
+        connect(remote(toy_config(tmp_path), server.url)).close("success")
+
     def test_a_wrong_key_is_not_repeated(
         self, tmp_path: Path, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -188,8 +204,20 @@ class TestOtherSdks:
     def config(self, folder: Path, monkeypatch: pytest.MonkeyPatch, service: Any, model: str = "tiny") -> Config:
         monkeypatch.setenv("TINKER_API_KEY", KEY)
         monkeypatch.setitem(sys.modules, "tinker", SimpleNamespace(ServiceClient=service))
+        # Nobody is there; and behind a proxy nobody knocks.
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         config = toy_config(folder)
         return remote(config.model_copy(update={"model": config.model.model_copy(update={"name": model})}), "http://x")
+
+    def test_without_an_address_it_is_the_hosted_service(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refusing(**given: Any) -> Any:
+            assert given["base_url"] is None
+            raise ConnectionError("not today")
+
+        config = remote(self.config(tmp_path, monkeypatch, refusing), None)
+        monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+        with pytest.raises(RunError, match="no model could be had from the hosted service: .*not today"):
+            connect(config)
 
     def test_an_older_one_loads_a_checkpoint_in_its_own_way(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,10 +2,13 @@
 
 import math
 import os
+import socket
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ..errors import MissingLibraryError, said
 from ..training.local_model import TINY
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "Local", "Tinker", "connect"]
 
+_ANSWER: Final = 10.0
+"""Seconds that a server may take to answer at all."""
 _GOODBYE: Final = 10.0
 """Seconds that a server may take to hear that the run is over."""
 
@@ -155,6 +160,20 @@ class Local:
             client.close()
 
 
+def _knock(address: str) -> None:
+    """Refuse an address where nobody is: the SDK asks again and again, and says nothing meanwhile."""
+    parts = urlsplit(address)
+    if parts.scheme in getproxies() or parts.hostname is None:
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), _ANSWER).close()
+    except OSError as error:
+        raise RunError(
+            f"nobody answers at {hide(address)} ({said(error)}); start the server, or mend backend.base_url", 2
+        ) from error
+
+
 class Tinker:
     """A model on a server of the Tinker API. The key is read from the environment, by the SDK, and kept nowhere."""
 
@@ -164,7 +183,9 @@ class Tinker:
             import tinker
         except ImportError as error:
             raise MissingLibraryError('backend.kind = "tinker"', "tinker", extra="tinker") from error
-        if not os.environ.get(API_KEY):
+        # One that was read from a file often has the end of its line.
+        key = os.environ.get(API_KEY, "").strip()
+        if not key:
             # The SDK would look into files too, and say less.
             raise RunError(f"{API_KEY} is not set; the key of the server is read from the environment: export it", 2)
         self._sdk: Any = tinker
@@ -173,8 +194,11 @@ class Tinker:
         self._model = config.model.name
         self._rank = config.model.rank
         self._service: Any = None
+        address = self._base_url or os.environ.get("TINKER_BASE_URL")
+        if address:
+            _knock(address)
         try:
-            self._service = self._sdk.ServiceClient(base_url=self._base_url, api_key=os.environ[API_KEY])
+            self._service = self._sdk.ServiceClient(base_url=self._base_url, api_key=key)
             self.client: Any = (
                 self._made(self._model, config.train.seed) if checkpoint is None else self._loaded(config, checkpoint)
             )
