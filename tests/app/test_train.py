@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from penalties.app import train as train_module
 from penalties.app.config import load
@@ -376,6 +377,17 @@ class TestGoingOn:
         assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
         other = train(toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n', seed=1), tmp_path / "other")
         assert comparable(records(other, "step")) != comparable(records(whole, "step"))
+
+    def test_so_do_those_on_a_gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        seeds: list[int] = []
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+        train(toy_config(tmp_path, steps=2), tmp_path / "run")
+        again = list(seeds)
+        seeds.clear()
+        train(toy_config(tmp_path, steps=2), tmp_path / "again")
+        assert seeds == again
+        assert len(set(seeds)) == 3
 
     def test_without_its_file_the_model_before_training_is_gone(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)

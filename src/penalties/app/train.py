@@ -10,6 +10,7 @@ import importlib
 import math
 import random
 import time
+import zlib
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -350,10 +351,13 @@ class Training:
 def _seed(seed: int, step: int) -> None:
     """Seed what terms may draw from: a step draws the same whenever it is done, and nothing has to be saved."""
     torch: Any = importlib.import_module("torch")
-    drawn = int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
+    drawn = zlib.crc32(f"{seed} {step}".encode())
     random.seed(drawn)
     np.random.seed(drawn)  # noqa: NPY002
-    torch.manual_seed(drawn)
+    # What torch.manual_seed does for every kind of device takes 60 microseconds.
+    torch.default_generator.manual_seed(drawn)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(drawn)
 
 
 def _described(plain: LossOutput) -> dict[str, Any]:
