@@ -10,7 +10,7 @@ from .progress import STOPPING, Pace, share_of, short, sparkline, spoken
 
 __all__ = ["History", "Live"]
 
-_PER_SECOND: Final = 4
+_PER_SECOND: Final = 2
 """How often the table is drawn, by a thread of its own: in that time Python does nothing else."""
 _WIDTH: Final = 20
 _WIDEST: Final = 100
