@@ -31,7 +31,7 @@ def read(folder: Path) -> RunLog:
     """
     path = folder / _LOG
     if not folder.is_dir():
-        raise RunError(f"{folder} is no folder; expected that of a run, as `penalties train` writes it", 2)
+        raise RunError(f"{folder} is not a folder; expected that of a run, as `penalties train` writes it", 2)
     try:
         # Decoded at once: reading as text would look at every line for its kind of ending.
         text = hide(path.read_bytes().decode("utf-8", "replace"))
