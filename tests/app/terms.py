@@ -37,7 +37,7 @@ def huge(logprobs: Any) -> Any:
 
 def drawing(logprobs: Any) -> Any:
     """A term that draws from everything that one may draw from."""
-    scale = torch.rand(()) + random.random() + float(np.random.random())  # noqa: NPY002
+    scale = torch.rand(()) + random.random() + float(np.random.random())  # noqa: NPY002 (it, too)
     return scale * logprobs[0].mean() ** 2
 
 

@@ -355,3 +355,19 @@ def test_what_only_listens_hears_no_evaluations(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sinks_module._MAKERS, "tensorboard", lambda *_: made)
     train(config_with(tmp_path, tensorboard=True), tmp_path / "run")
     assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_sink_that_cannot_begin_is_told_in_the_log_of_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_with(tmp_path, tensorboard=True)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", progress=killing(3))
+
+    def broken(*_: Any) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setitem(sinks_module._MAKERS, "tensorboard", broken)
+    run = train(config, tmp_path / "run", resume=True)
+    told = [record["message"] for record in run.records() if record.get("event") == "warning"]
+    assert told == ["sinks.tensorboard failed, and hears no more of the run: OSError: no room"]

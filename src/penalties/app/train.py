@@ -11,7 +11,7 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,11 +132,17 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             ending.callback(executor.close)
             references = References(config.providers(backend.another), run.references)
 
+            early: list[str] = []
+
             def warn(message: str) -> None:
-                progress.record(*run.event(before if training is None else training.done, "warning", message))
+                if training is None:
+                    # The log may still be cut.
+                    early.append(message)
+                else:
+                    training.tell("warning", message)
 
             sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict(), step=before, report=warn))
-            training = Training(config, run, backend, stream, executor, references, sinks, progress)
+            training = Training(config, run, backend, stream, executor, references, sinks, progress, early)
             yield training
             status = sinks.status = "success"
         except (Interrupted, KeyboardInterrupt) as error:
@@ -173,8 +179,9 @@ class Training:
         references: References,
         sinks: Sinks,
         progress: Progress,
+        warnings: Sequence[str] = (),
     ) -> None:
-        """At step 0."""
+        """At step 0; warnings are told when it begins."""
         self.config = config
         self.run = run
         self.backend = backend
@@ -183,6 +190,7 @@ class Training:
         self.references = references
         self.sinks = sinks
         self.progress = progress
+        self.warnings = warnings
         # Kept: what is made anew counts as another objective each time.
         self.base: Term | dict[str, Any] = config.base
         self.pipeline: Pipeline = config.pipeline()
@@ -215,14 +223,16 @@ class Training:
             self.run.write_config(self.config)
         if resumed:
             where = "the beginning" if checkpoint is None else f"the checkpoint after {_steps(self.done)}"
-            self._tell("resumed", f"from {where}")
+            self.tell("resumed", f"from {where}")
         for damaged in () if checkpoint is None else checkpoint.damaged:
-            self._tell("warning", f"a later checkpoint is damaged and was left out: {damaged}")
+            self.tell("warning", f"a later checkpoint is damaged and was left out: {damaged}")
+        for warning in self.warnings:
+            self.tell("warning", warning)
         if missing > 0:
-            self._tell("warning", f"the log lacks {missing} bytes of what was written before that checkpoint")
+            self.tell("warning", f"the log lacks {missing} bytes of what was written before that checkpoint")
         problems = self.stream.problems
         if problems and self.done == 0:
-            self._tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
+            self.tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
 
     def run_all(self) -> None:
         """Every step that is left, with evaluations and checkpoints between them."""
@@ -238,9 +248,9 @@ class Training:
                 if last or stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0):
                     self.checkpoint()
                 if stop and not last:
-                    self._tell("interrupted", f"after {_steps(self.done)}")
+                    self.tell("interrupted", f"after {_steps(self.done)}")
                     raise Interrupted(self.run.folder, self.done, f"interrupted after {_steps(self.done)}")
-        self._tell("finished", _steps(self.done))
+        self.tell("finished", _steps(self.done))
 
     def step(self) -> None:
         """One step, and its line in the log."""
@@ -287,7 +297,7 @@ class Training:
             }
         )
         for finding in self.findings.look(plain, step, measured=measured or not every):
-            self._tell("warning", finding.message, step)
+            self.tell("warning", finding.message, step)
 
     def evaluate(self) -> None:
         """The objective on held-out data, in the log."""
@@ -328,7 +338,7 @@ class Training:
             self.backend.save,
             self.state,
             {"findings": self.findings.notes(), "data": self.stream.fingerprint},
-            lambda: self._tell("checkpoint", f"after {_steps(self.done)}"),
+            lambda: self.tell("checkpoint", f"after {_steps(self.done)}"),
         )
         self.saved = self.done
         self.sinks.flush()
@@ -341,7 +351,8 @@ class Training:
         for data in self.stream.eval_batches():
             yield self.backend.batch(data)
 
-    def _tell(self, event: str, message: str, step: int | None = None) -> None:
+    def tell(self, event: str, message: str, step: int | None = None) -> None:
+        """Write an event to the log, and show it."""
         self.progress.record(*self.run.event(self.done if step is None else step, event, message))
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -353,7 +364,7 @@ def _seed(seed: int, step: int) -> None:
     torch: Any = importlib.import_module("torch")
     drawn = zlib.crc32(f"{seed} {step}".encode())
     random.seed(drawn)
-    np.random.seed(drawn)  # noqa: NPY002
+    np.random.seed(drawn)  # noqa: NPY002 (the generator that terms share)
     # What torch.manual_seed does for every kind of device takes 60 microseconds.
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_initialized():
