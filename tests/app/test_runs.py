@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penalties.app import disk, lock, log
-from penalties.app.disk import RunError, discard, sync, write_whole, writing
+from penalties.app import lock, log
+from penalties.app.disk import RunError, discard, writing
 from penalties.app.lock import Lock
 from penalties.app.log import Log, records
 from penalties.app.privacy import hide
@@ -52,19 +52,6 @@ class TestErrorsOfTheDisk:
         with pytest.raises(type(error)) as raised, writing(Path("x")):
             raise error
         assert raised.value is error
-
-    def test_a_file_is_written_whole_or_left_as_it_was(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        path = tmp_path / "file"
-        write_whole(path, b"before")
-        monkeypatch.setattr(os, "replace", failing(errno.ENOSPC))
-        with pytest.raises(OSError, match="No space"):
-            write_whole(path, b"after")
-        assert path.read_bytes() == b"before"
-        assert list(tmp_path.iterdir()) == [path]
-
-    def test_windows_has_no_folders_to_sync(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(disk.sys, "platform", "win32")
-        sync(tmp_path / "not there")
 
     def test_what_is_discarded_is_gone_even_where_it_was_half_gone(self, tmp_path: Path) -> None:
         (tmp_path / "one").mkdir()

@@ -335,7 +335,7 @@ class TestReport:
         def refused(*_: Any, **__: Any) -> Any:
             raise OSError(number, os.strerror(number), ".x.html.part")
 
-        monkeypatch.setattr(page, "write_whole", refused)
+        monkeypatch.setattr(page, "write_atomically", refused)
         assert cli.main(["report", "runs/toy", "--out", "here/x.html"]) in (1, 2)
         assert capsys.readouterr().err == f"error: {told}\n"
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..encoding import encode
 from ..errors import said
+from ..files import write_atomically
 from ..pipeline.table import table
-from .disk import RunError, write_whole, writing
+from .disk import RunError, writing
 from .lock import Lock
 from .privacy import hide
 from .progress import Progress, short
@@ -220,7 +221,7 @@ def _write(folder: Path, outcomes: Sequence[Outcome]) -> None:
     described = [{**outcome._asdict(), "folder": outcome.folder.name} for outcome in outcomes]
     path = folder / _SUMMARY
     with writing(path):
-        write_whole(path, (json.dumps(encode({"runs": described}), indent=2) + "\n").encode())
+        write_atomically(path, (json.dumps(encode({"runs": described}), indent=2) + "\n"))
 
 
 class Comparison(NamedTuple):

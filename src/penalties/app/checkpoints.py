@@ -17,8 +17,9 @@ from typing import Any, Final, cast
 
 from ..backends import owner
 from ..errors import said
+from ..files import sync, write_atomically
 from ..pipeline.state import load_state, save_state
-from .disk import RunError, discard, sync, write_whole, writing
+from .disk import RunError, discard, writing
 from .runs import Run
 
 __all__ = ["Checkpoint", "commit", "latest"]
@@ -101,7 +102,7 @@ def commit(
                 "has_state": bool(state),
                 "notes": notes,
             }
-            write_whole(part / _ABOUT, (json.dumps(about, indent=2) + "\n").encode())
+            write_atomically(part / _ABOUT, (json.dumps(about, indent=2) + "\n"))
             if state:
                 sync(part / _STATE)
                 sync(part)

@@ -1,18 +1,17 @@
-"""Files that are there whole or not at all, and errors of the disk that say what to do."""
+"""Errors of the disk that say what to do, and folders removed at once."""
 
 import contextlib
 import errno
 import os
 import re
 import shutil
-import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 from ..errors import PenaltiesError, said
 
-__all__ = ["RunError", "discard", "sync", "write_whole", "writing"]
+__all__ = ["RunError", "discard", "writing"]
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -54,33 +53,6 @@ def _number(error: Exception) -> int | None:
         return error.errno
     found = _NUMBER.search(str(error))
     return None if found is None else int(found[1])
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, whatever happens meanwhile."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    if sys.platform == "win32":
-        # Folders cannot be opened there, and names are on the disk when the call returns.
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def discard(folder: Path) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from ..encoding import loads
-from .disk import RunError, write_whole, writing
+from ..files import write_atomically
+from .disk import RunError, writing
 from .lock import Lock
 from .log import Log, now, records
 
@@ -46,9 +47,9 @@ _FREE: Final = (
 # What the program itself puts into a run's folder; of anything else it takes nothing away.
 _FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json")
 _FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "mlflow.db", "wandb")
-_PART: Final = re.compile(r"\.(config|sinks)\.json\.part|\.report\.html\.part")
+_PART: Final = re.compile(r"\.(config\.json|sinks\.json|report\.html)\.(\w+\.)?part")
 _CHECKPOINT: Final = re.compile(r"\d{6,}|\.\d{6,}\.(part|gone)")
-_REFERENCE: Final = re.compile(r"\w+\.npz|\.\w+\.npz\.\w+")
+_REFERENCE: Final = re.compile(r"\w+\.npz|\.\w+\.npz(\.\w+)+")
 
 
 class Run:
@@ -173,7 +174,7 @@ class Run:
         resolved = config.to_dict() if hasattr(config, "to_dict") else config
         path = self.folder / _CONFIG
         with writing(path):
-            write_whole(path, (json.dumps(resolved, indent=2, allow_nan=False) + "\n").encode())
+            write_atomically(path, (json.dumps(resolved, indent=2, allow_nan=False) + "\n"))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of the log so far."""

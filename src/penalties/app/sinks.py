@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import telemetry
 from ..errors import said
+from ..files import write_atomically
 from ..pipeline.output import LossOutput
 from ..telemetry.sink import MetricsSink, Sink, library
-from .disk import write_whole, writing
+from .disk import writing
 from .privacy import hide
 
 if TYPE_CHECKING:
@@ -306,5 +307,5 @@ def _same(folder: Path, name: str, begin: Callable[[], str]) -> str:
     if name not in known:
         known[name] = begin()
         with writing(path):
-            write_whole(path, (json.dumps(known) + "\n").encode())
+            write_atomically(path, (json.dumps(known) + "\n"))
     return known[name]

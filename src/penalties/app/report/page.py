@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import MissingLibraryError
-from ..disk import RunError, write_whole, writing
+from ...files import write_atomically
+from ..disk import RunError, writing
 from .compare import compare
 from .compare_sections import comparison_figures, run_rows, unlike
 from .config_text import toml
@@ -48,7 +49,7 @@ class Report:
         """Write the page, whole or not at all."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, self.html.encode())
+            write_atomically(path, self.html)
 
 
 def write(runs: Sequence[Path], out: Path) -> None:
