@@ -36,7 +36,7 @@ from penalties.training import (
     TensorData,
     forward_backward_custom,
 )
-from penalties.training.local_tiny import ByteTokenizer
+from penalties.training.local.tiny import ByteTokenizer
 
 from .harness import Row
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from penalties.app.config import Config, load
 from penalties.training import AdamParams, ForwardBackwardOutput, OptimStepResponse, SaveWeightsResponse, TensorData
-from penalties.training.local_tiny import ByteTokenizer
+from penalties.training.local.tiny import ByteTokenizer
 from penalties.training.reading import numpy_of
 
 TERMS = """

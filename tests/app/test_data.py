@@ -12,7 +12,7 @@ import pytest
 from penalties.app.config import Config, DataError
 from penalties.app.data import Stream
 from penalties.training import Datum
-from penalties.training.local_tiny import ByteTokenizer
+from penalties.training.local.tiny import ByteTokenizer
 
 from .configs import LINES, PAIRS, config, lines
 

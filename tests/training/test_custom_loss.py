@@ -237,7 +237,7 @@ class TestWhatTermsRead:
             per_datum = True
 
             def start(self, client: Any, data: Any, *, step: Any) -> Any:
-                return pn.training.promises.ready([np.float32(1.0), np.float32(2.0)])
+                return pn.training.futures.resolved([np.float32(1.0), np.float32(2.0)])
 
         seen: list[Any] = []
 

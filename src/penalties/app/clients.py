@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ..errors import MissingLibraryError, said
-from ..training.local_model import TINY
-from ..training.local_tiny import ByteTokenizer
+from ..training.local.model import TINY
+from ..training.local.tiny import ByteTokenizer
 from ..training.types import AdamParams
 from .disk import RunError
 from .privacy import API_KEY, hide

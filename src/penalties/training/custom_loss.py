@@ -21,11 +21,10 @@ from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
 from .batch import Batch, logprobs_of
+from .futures import mapped, resolve, result_of
 from .merging import CustomLossFuture, merged
 from .objective import FLAT, PACKED, objective_of
-from .promises import fulfil, then
 from .references import Provider, checked
-from .references_asking import waited
 from .surrogates import FORWARD, forward_data, surrogate_of
 
 __all__ = ["forward_backward_custom", "forward_backward_custom_async"]
@@ -242,7 +241,7 @@ class _Call:
     def begin(self) -> dict[str, Any]:
         """Send the forward and ask for the references; gives the inputs of the terms, some of them still to come."""
         torch = _torch()
-        promised: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
+        pending: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
         if self.local:
             asked = [name.removeprefix(FLAT) for name in self.objective.local]
             forward = self.client.forward_with_graph(self.batch.data, reads=asked)
@@ -251,7 +250,7 @@ class _Call:
             forward = self.client.forward(forward_data(self.batch.data), FORWARD)
             arrive = self._of_output
         device = getattr(self.client, "device", "cpu") if self.local else "cpu"
-        inputs: dict[str, Any] = {"data": self.batch.data, "lengths": self.batch.lengths, **promised}
+        inputs: dict[str, Any] = {"data": self.batch.data, "lengths": self.batch.lengths, **pending}
         if "flat_mask" in self.objective.reads:
             inputs["flat_mask"] = torch.as_tensor(np.concatenate(self.batch.masks), device=device)
         for name, reference in self.given.items():
@@ -263,12 +262,12 @@ class _Call:
                 if not isinstance(started, Future):
                     kind = type(started).__name__
                     raise InputError(f'reference "{name}": its provider gave {kind}; expected a concurrent Future')
-                made = then(cast("Future[Any]", started), functools.partial(self._provided, name, reference))
+                made = mapped(cast("Future[Any]", started), functools.partial(self._provided, name, reference))
                 self._started.append((reference, cast("Future[Any]", started)))
             else:
                 made = reference
             inputs |= self._packed(name, made, device)
-        fulfil(promised, lambda: arrive(waited(forward)))
+        resolve(pending, lambda: arrive(result_of(forward)))
         return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
 
     def _provided(self, name: str, provider: Any, arrays: Any) -> Any:
@@ -293,7 +292,7 @@ class _Call:
         later = cast("Future[Any]", arrays) if isinstance(arrays, Future) else None
         forms: dict[str, Callable[[Any], Any]] = {name: tensors, f"{FLAT}{name}": packed}
         return {
-            read: make(arrays) if later is None else then(later, make)
+            read: make(arrays) if later is None else mapped(later, make)
             for read, make in forms.items()
             if read in self.objective.reads
         }

@@ -1,18 +1,21 @@
-"""What a client gives at once for a result that comes later."""
+"""Futures: results that arrive later, from a client or from a thread started here."""
 
-from collections.abc import Callable, Generator
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-__all__ = ["TrainingFuture"]
+__all__ = ["TrainingFuture", "arrival", "failed", "in_thread", "mapped", "resolve", "resolved", "result_of"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class TrainingFuture(Generic[T]):
-    """A result to come: wait for it with `.result(timeout)`, or `await` it.
+    """A result that arrives later: wait for it with `.result(timeout)`, or `await` it.
 
     >>> source = Future()
     >>> later = TrainingFuture(source).then(lambda number: 2 * number)
@@ -22,7 +25,7 @@ class TrainingFuture(Generic[T]):
     """
 
     def __init__(self, future: "Future[T]") -> None:
-        """From a future of `concurrent.futures`."""
+        """Wrap a future of `concurrent.futures`."""
         self._future = future
 
     @classmethod
@@ -32,57 +35,122 @@ class TrainingFuture(Generic[T]):
         >>> TrainingFuture.of(3).result()
         3
         """
-        future: Future[T] = Future()
-        future.set_result(value)
-        return cls(future)
+        return cls(resolved(value))
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result, and raise what was raised instead; `TimeoutError` past that many seconds."""
+        """Wait for the result or the exception; raises `TimeoutError` after `timeout` seconds."""
         return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> T:
-        """Wait without blocking the event loop; whoever stops waiting stops nothing else."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-
-        def tell(done: "Future[T]") -> None:
-            # Where the loop is closed nobody waits any more.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(arrived.set)
-
-        self._future.add_done_callback(tell)
-        async with asyncio.timeout(timeout):
-            await arrived.wait()
-        return self._future.result()
+        """Wait without blocking the event loop. Cancelling the wait does not cancel the operation."""
+        return await arrival(self._future, timeout)
 
     def __await__(self) -> Generator[Any, Any, T]:
         """The result."""
         return self.result_async().__await__()
 
     def then(self, fn: Callable[[T], U]) -> "TrainingFuture[U]":
-        """What a function makes of the result; it runs once, in the thread that brings the result.
+        """A future of `fn(result)`; `fn` runs once, in the thread that produces the result.
 
-        What was raised instead of the result, or by the function, is raised by the new future.
+        An exception from the operation or from `fn` is raised by the new future.
         """
-        changed: Future[U] = Future()
-
-        def change(done: "Future[T]") -> None:
-            try:
-                made = fn(done.result())
-            except BaseException as error:
-                changed.set_exception(error)
-            else:
-                changed.set_result(made)
-
-        self._future.add_done_callback(change)
-        return TrainingFuture(changed)
+        return TrainingFuture(mapped(self._future, fn))
 
     def done(self) -> bool:
         """Whether the result is there."""
         return self._future.done()
 
     def future(self) -> "Future[T]":
-        """The future of `concurrent.futures` that it was made from."""
+        """The underlying future of `concurrent.futures`."""
         return self._future
+
+
+async def arrival(future: "Future[T]", timeout: float | None = None) -> T:
+    """Wait for a future of `concurrent.futures` on an event loop. Cancelling the wait leaves the future alone."""
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+
+    def wake(done: "Future[T]") -> None:
+        # The loop may be closed by now, and then nothing waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(arrived.set)
+
+    future.add_done_callback(wake)
+    async with asyncio.timeout(timeout):
+        await arrived.wait()
+    return future.result()
+
+
+def in_thread(work: Callable[[], T]) -> "Future[T]":
+    """A future of `work()`, which runs in a daemon thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="penalties-future", daemon=True).start()
+    return future
+
+
+def resolve(futures: Mapping[str, "Future[Any]"], work: Callable[[], Mapping[str, Any]]) -> None:
+    """Resolve several futures with the results of one function, by name; it runs in a daemon thread of its own."""
+
+    def distribute(done: "Future[Mapping[str, Any]]") -> None:
+        error = done.exception()
+        for name, future in futures.items():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(done.result()[name])
+
+    in_thread(work).add_done_callback(distribute)
+
+
+def mapped(future: "Future[T]", fn: Callable[[T], U]) -> "Future[U]":
+    """A future of `fn(result)`; `fn` runs in the thread that produces the result."""
+    changed: Future[U] = Future()
+
+    def change(done: "Future[T]") -> None:
+        try:
+            made = fn(done.result())
+        except BaseException as error:
+            changed.set_exception(error)
+        else:
+            changed.set_result(made)
+
+    future.add_done_callback(change)
+    return changed
+
+
+def resolved(value: T) -> "Future[T]":
+    """A future with its result already set."""
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
+
+def failed(error: BaseException) -> "Future[Any]":
+    """A future with its exception already set."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
+
+
+def result_of(later: Any) -> Any:
+    """Wait for any client's future: one with `.result()`, or an awaitable. Anything else is the result itself."""
+    if callable(getattr(later, "result", None)):
+        return later.result()
+    if inspect.isawaitable(later):
+
+        async def awaited() -> Any:
+            return await later
+
+        return asyncio.run(awaited())
+    return later

@@ -17,7 +17,7 @@ from ..functional import kl_divergence, kl_estimate
 from ..functional import renormalize as renormalized
 from ..functional.options import POSITIVE, check_choice, check_flag, check_number, penalty
 from ..functional.reduction import reduce
-from .adapters_packing import REDUCTIONS, candidates, extremes
+from .adapters.packing import REDUCTIONS, candidates, extremes
 from .reading import inputs_of, numpy_of, targets_of, weights_of
 
 if TYPE_CHECKING:

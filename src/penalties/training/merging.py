@@ -1,7 +1,5 @@
 """What comes of a custom loss: the client's own output, with ours in it."""
 
-import asyncio
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Generator
@@ -9,8 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..pipeline.output import LossOutput
-from .promises import promise
-from .references_asking import waited
+from .futures import arrival, in_thread, result_of
 
 __all__ = ["CustomLossFuture", "merged"]
 
@@ -24,37 +21,26 @@ class CustomLossFuture:
         self._merge: Any = merge
         self._lock = threading.Lock()
         self._output: Any = None
-        self._promised: Future[Any] | None = None
+        self._future: Future[Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for it; `TimeoutError` where that takes longer."""
+        """Wait for it; raises `TimeoutError` after `timeout` seconds."""
         with self._lock:
             if self._output is not None:
                 return self._output
         sent = self._sent
-        return self._merged(sent.result(timeout) if callable(getattr(sent, "result", None)) else waited(sent))
+        return self._merged(sent.result(timeout) if callable(getattr(sent, "result", None)) else result_of(sent))
 
     async def result_async(self, timeout: float | None = None) -> Any:
-        """The same without blocking the event loop."""
-        promised, loop = self._arrival(), asyncio.get_running_loop()
-        told: asyncio.Future[None] = loop.create_future()
-
-        def tell(_: "Future[Any]") -> None:
-            # The loop may be gone, and who waited with it.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: told.done() or told.set_result(None))
-
-        promised.add_done_callback(tell)
-        async with asyncio.timeout(timeout):
-            await told
-        return promised.result()
+        """Wait without blocking the event loop."""
+        return await arrival(self._arrival(), timeout)
 
     def _arrival(self) -> "Future[Any]":
-        """The result in a thread of ours: who stops waiting must not cancel the client's own request."""
+        """The result, awaited in a thread: cancelling the caller's wait must not cancel the client's own request."""
         with self._lock:
-            if self._promised is None:
-                self._promised = promise(self.result)
-            return self._promised
+            if self._future is None:
+                self._future = in_thread(self.result)
+            return self._future
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """The output."""

@@ -84,8 +84,8 @@ class _Unknown:
 
 def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
     """Look at every line of the data: how many can be used, what is wrong, and what is left out."""
-    from ...training.local_model import TINY
-    from ...training.local_tiny import CONTEXT, ByteTokenizer
+    from ...training.local.model import TINY
+    from ...training.local.tiny import CONTEXT, ByteTokenizer
     from ..data import Stream
 
     tokenizer: Any = ByteTokenizer()

@@ -1,0 +1,174 @@
+"""Adapters on distributions at each place: entropy, divergence from a reference, distance from a pair."""
+
+from typing import Any, Literal
+
+from ... import functional as f
+from ...arrays import ArrayTree
+from ...errors import OptionError
+from ...functional.options import check_choice, check_flag, penalty
+from ...functional.reduction import reduce
+from .packing import (
+    REDUCTIONS,
+    Columns,
+    Metrics,
+    columns_of,
+    extremes,
+    refuse_for_candidates,
+    refuse_for_tokens,
+)
+
+__all__ = ["consistency", "entropy", "kl"]
+
+
+@penalty
+def entropy(
+    logprobs: ArrayTree,
+    mask: ArrayTree = None,
+    *,
+    mode: Literal["penalty", "bonus"] = "penalty",
+    reduction: Literal["sum", "mean"] = "mean",
+    normalize: bool | None = None,
+    temperature: float | None = None,
+    renormalize: bool | None = None,
+) -> tuple[Any, Metrics]:
+    """Entropy at each place: `mode="penalty"` is +H, which lowers it, and `mode="bonus"` is −H, which raises it.
+
+    Of sampled tokens, (N,), it is estimated: see `penalties.entropy_estimate`. Of K candidates, (N, K), it is computed:
+    see `penalties.entropy`, also for `normalize` and `temperature`; the K are renormalised first, unless
+    `renormalize=False`. Metrics: `entropy`, `entropy_max` and `entropy_min`, of H over the places that count.
+
+    >>> import numpy as np
+    >>> value, metrics = entropy([np.log(np.full((2, 4), 0.1))], mode="bonus")
+    >>> round(float(value), 6), round(float(metrics["entropy"]), 6)
+    (-1.386294, 1.386294)
+    """
+    check_choice("entropy", "mode", mode, ("penalty", "bonus"))
+    check_choice("entropy", "reduction", reduction, REDUCTIONS)
+    batch = columns_of("entropy", mask, logprobs=logprobs)
+    ops = batch.ops
+    if batch.sampled:
+        instead = "without it the entropy is estimated from them"
+        refuse_for_tokens("entropy", instead, normalize=normalize, temperature=temperature, renormalize=renormalize)
+        (x,), mask = batch.flat()
+        values = f.entropy_estimate(x, reduction="none")
+    else:
+        (x,), mask = batch.rows()
+        x = _renormalized("entropy", renormalize, x)
+        values = f.entropy(
+            x,
+            reduction="none",
+            normalize=False if normalize is None else normalize,
+            temperature=1.0 if temperature is None else temperature,
+        )
+    value = reduce(ops, values, reduction, mask)
+    return value if mode == "penalty" else -value, extremes(ops, values, mask, "entropy")
+
+
+@penalty
+def kl(
+    logprobs: ArrayTree,
+    reference: ArrayTree,
+    mask: ArrayTree = None,
+    *,
+    estimator: Literal["k1", "k2", "k3"] | None = None,
+    direction: Literal["forward", "reverse", "symmetric"] | None = None,
+    reduction: Literal["sum", "mean"] = "mean",
+    renormalize: bool | None = None,
+) -> tuple[Any, Metrics]:
+    """Divergence of the model from a reference at each place.
+
+    From sampled tokens, (N,), KL(model ‖ reference) is estimated, by `estimator="k3"` unless another is named: see
+    `penalties.kl_estimate`. Of K candidates, (N, K), it is computed: `direction="forward"`, which is meant unless
+    another is named, is KL(model ‖ reference), `"reverse"` is KL(reference ‖ model), `"symmetric"` their mean. Both
+    sides are renormalised over the K first, unless `renormalize=False`. Metrics: `kl`, `kl_max` and `kl_min`, over the
+    places that count.
+
+    >>> import numpy as np
+    >>> value, _ = kl([np.log([0.5, 0.2])], [np.log([0.4, 0.4])])
+    >>> round(float(value), 6)
+    0.164998
+    >>> value, _ = kl([np.log([[0.5, 0.5]])], [np.log([[0.09, 0.01]])])
+    >>> round(float(value), 6)
+    0.510826
+    """
+    check_choice("kl", "reduction", reduction, REDUCTIONS)
+    batch = columns_of("kl", mask, logprobs=logprobs, reference=reference)
+    ops = batch.ops
+    if batch.sampled:
+        instead = 'estimator="k1", "k2" or "k3" estimates the divergence from them'
+        refuse_for_tokens("kl", instead, direction=direction, renormalize=renormalize)
+        (x, y), mask = batch.flat()
+        estimator = "k3" if estimator is None else estimator
+        values = f.kl_estimate(x, y, estimator=estimator, reduction="none")
+    else:
+        instead = 'direction="forward", "reverse" or "symmetric" says which divergence is computed'
+        refuse_for_candidates("kl", instead, estimator=estimator)
+        direction = "forward" if direction is None else direction
+        check_choice("kl", "direction", direction, ("forward", "reverse", "symmetric"))
+        (x, y), mask = batch.rows()
+        values = f.kl_divergence(
+            _renormalized("kl", renormalize, x),
+            _renormalized("kl", renormalize, y),
+            direction="reverse" if direction == "reverse" else "forward",
+            symmetric=direction == "symmetric",
+            reduction="none",
+        )
+    return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "kl")
+
+
+@penalty
+def consistency(
+    logprobs: ArrayTree,
+    pair: ArrayTree,
+    mask: ArrayTree = None,
+    *,
+    metric: Literal["mse", "l1", "cosine", "kl"] = "mse",
+    reduction: Literal["sum", "mean"] = "mean",
+    renormalize: bool | None = None,
+) -> tuple[Any, Metrics]:
+    """How far the log-probabilities are from those of a pair, as of a perturbed input; see `penalties.consistency`.
+
+    `mse` and `l1` are per element. `cosine` is per datum for sampled tokens, (N,), over those that count, and per place
+    for K candidates, (N, K). `kl` is the symmetric divergence at each place, of candidates only, renormalised unless
+    `renormalize=False`. Metrics: `consistency`, `consistency_max` and `consistency_min` of these distances.
+
+    >>> import numpy as np
+    >>> value, _ = consistency([np.log([0.5, 0.5])], [np.log([0.4, 0.6])])
+    >>> round(float(value), 6)
+    0.041517
+    """
+    check_choice("consistency", "metric", metric, ("mse", "l1", "cosine", "kl"))
+    check_choice("consistency", "reduction", reduction, REDUCTIONS)
+    batch = columns_of("consistency", mask, logprobs=logprobs, pair=pair)
+    ops = batch.ops
+    if metric != "kl" and renormalize is not None:
+        raise OptionError("consistency", "renormalize", renormalize, f'None: metric="{metric}" renormalises nothing')
+    if metric in ("mse", "l1"):
+        (x, y), mask = batch.flat()
+        values = f.consistency(x, y, metric=metric, reduction="none")
+    elif metric == "kl":
+        if batch.sampled:
+            refuse_for_tokens("consistency", "the adapter kl estimates a divergence from them", metric=metric)
+        (x, y), mask = batch.rows()
+        x, y = _renormalized("consistency", renormalize, x), _renormalized("consistency", renormalize, y)
+        values = f.consistency(x, y, metric=metric, reduction="none")
+    else:
+        (x, y), mask = batch.stacked() if batch.sampled else _places(batch)
+        values = f.consistency(x, y, metric=metric, reduction="none")
+    return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "consistency")
+
+
+def _renormalized(function: str, renormalize: bool | None, x: Any) -> Any:
+    if renormalize is None:
+        return f.renormalize(x)
+    check_flag(function, "renormalize", renormalize)
+    return f.renormalize(x) if renormalize else x
+
+
+def _places(batch: Columns) -> tuple[list[Any], Any]:
+    """All places below one another, 0 for a candidate that does not count, and how much each place does."""
+    ops = batch.ops
+    width = batch.columns[0][0].shape[-1]
+    rows, mask = batch.flat()
+    matrices = [row.reshape(-1, width) for row in rows]
+    return matrices, None if mask is None else ops.amax(ops.abs(mask.reshape(-1, width)), -1)

@@ -1,0 +1,148 @@
+"""Adapters on how rows relate, and on how fast a function of the log-probabilities changes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from ... import functional as f
+from ...arrays import ArrayTree
+from ...backends import Backend
+from ...errors import OptionError
+from ...functional.options import check_choice, is_whole, penalty
+from ...functional.reduction import hide, reduce
+from ...pipeline.catalogue import find
+from .packing import REDUCTIONS, Columns, Metrics, columns_of, concatenated, extremes
+
+__all__ = ["gradient_penalty", "orthogonality"]
+
+
+@penalty
+def orthogonality(
+    logprobs: ArrayTree,
+    mask: ArrayTree = None,
+    *,
+    mode: Literal["soft", "hard", "spectral"] = "soft",
+    normalize: bool = True,
+    axis: Literal["rows", "sequence", "vocabulary"] = "rows",
+    reduction: Literal["sum", "mean"] = "sum",
+    sample_size: int | None = None,
+    seed: Any = 0,
+    exact: bool = False,
+    iterations: int = 100,
+    step: Any = None,
+) -> tuple[Any, Metrics]:
+    """How far rows are from orthogonal, added or averaged over the data; see `penalties.orthogonality`.
+
+    Of arrays (N, K) every place that counts is a row: candidates, hidden states (`inputs="hidden.1"`), or a mapping of
+    matrices (`inputs="params"`). Of sampled tokens, (N,), every datum is a row of one matrix, the shorter ones
+    continued with zeros, so that one datum alone gives 0. Rows that are drawn are others at each step. Metrics:
+    `orthogonality`, `orthogonality_max` and `orthogonality_min` over the matrices.
+
+    >>> import numpy as np
+    >>> value, _ = orthogonality([np.eye(2), np.ones((2, 2))])
+    >>> round(float(value), 6)
+    2.0
+    """
+    check_choice("orthogonality", "reduction", reduction, REDUCTIONS)
+    batch = columns_of("orthogonality", mask, widths=True, logprobs=logprobs)
+    ops = batch.ops
+    matrices = _counted_rows(ops, *_matrices(batch))
+    values = concatenated(
+        ops,
+        [
+            f.orthogonality(
+                matrix,
+                mode=mode,
+                normalize=normalize,
+                axis=axis,
+                reduction=reduction,
+                sample_size=sample_size,
+                seed=_folded(seed, step, place),
+                exact=exact,
+                iterations=iterations,
+            )
+            for place, matrix in enumerate(matrices)
+        ],
+    )
+    return reduce(ops, values, reduction), extremes(ops, values, None, "orthogonality")
+
+
+@penalty
+def gradient_penalty(
+    logprobs: ArrayTree,
+    reference: ArrayTree = None,
+    mask: ArrayTree = None,
+    *,
+    fn: Callable[[Any], Any] | str | None = None,
+    target_norm: float = 1.0,
+    reduction: Literal["sum", "mean"] = "mean",
+    seed: Any = 0,
+    step: Any = None,
+) -> tuple[Any, Metrics]:
+    """`(‖∇fn(x)‖ − target_norm)²` for the log-probabilities `x` of each datum; see `penalties.gradient_penalty`.
+
+    `fn` takes one datum's log-probabilities and gives a scalar; it is a function, the path of one as
+    `"package.module:function"`, or None for their sum. It sees 0 at places that do not count. With a `reference` the
+    slope is that between the two: see `penalties.interpolated_gradient_penalty`; the draw is another for each datum and
+    step. Metrics: `gradient_penalty`, `gradient_penalty_max` and `gradient_penalty_min` over the data.
+
+    >>> import torch
+    >>> value, _ = gradient_penalty([torch.zeros(2), torch.zeros(4)], fn=lambda x: x.sum())
+    >>> round(value.item(), 6)
+    0.585786
+    """
+    check_choice("gradient_penalty", "reduction", reduction, REDUCTIONS)
+    function = find(fn) if isinstance(fn, str) else fn
+    if function is not None and not callable(function):
+        raise OptionError("gradient_penalty", "fn", fn, 'a function, "package.module:function", or None for the sum')
+    inputs: dict[str, Any] = {"logprobs": logprobs}
+    if reference is not None:
+        inputs["reference"] = reference
+    batch = columns_of("gradient_penalty", mask, widths=False, **inputs)
+    ops = batch.ops
+    apply: Callable[[Any], Any] = ops.sum if function is None else function
+    found: list[Any] = []
+    for place, x in enumerate(batch.columns[0]):
+        slope = apply if batch.masks is None else partial(_hidden, ops, apply, batch.masks[place])
+        if reference is None:
+            found.append(f.gradient_penalty(slope, x, target_norm=target_norm))
+        else:
+            drawn = _folded(seed, step, place)
+            other = batch.columns[1][place]
+            found.append(f.interpolated_gradient_penalty(slope, x, other, target_norm=target_norm, seed=drawn))
+    values = concatenated(ops, found)
+    return reduce(ops, values, reduction), extremes(ops, values, None, "gradient_penalty")
+
+
+def _matrices(batch: Columns) -> tuple[list[Any], list[Any] | None]:
+    """The matrices whose rows are compared, and how much each row of each counts."""
+    if not batch.sampled:
+        return batch.columns[0], batch.masks
+    (matrix,), mask = batch.stacked()
+    return [matrix], None if mask is None else [mask]
+
+
+def _counted_rows(ops: Backend, matrices: list[Any], masks: list[Any] | None) -> list[Any]:
+    """The matrices without the rows that do not count: a row of zeros is not orthogonal to itself."""
+    if masks is None:
+        return matrices
+    counted: list[Any] = []
+    for matrix, mask in zip(matrices, masks, strict=True):
+        shown = mask != 0 if len(mask.shape) == 1 else ops.any(mask != 0)
+        rows = np.flatnonzero(np.asarray(ops.read([shown])[0]))
+        counted.append(ops.take(matrix, ops.constant(rows, matrix)))
+    return counted
+
+
+def _hidden(ops: Backend, fn: Callable[[Any], Any], mask: Any, x: Any) -> Any:
+    return fn(hide(ops, x, mask))
+
+
+def _folded(seed: Any, step: Any, place: int) -> Any:
+    """Another draw for each datum and step, the same one whenever they are repeated; what is no number stays."""
+    if not is_whole(seed) or seed < 0:
+        return seed
+    source = np.random.SeedSequence([int(seed), 0 if step is None else int(step), place])
+    return int(source.generate_state(1, np.uint64)[0])

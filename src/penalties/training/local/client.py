@@ -1,0 +1,383 @@
+"""A training client in this process: the Tinker protocol on a Hugging Face model with a LoRA adapter."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ...errors import GradientError, OptionError
+from ...functional.options import check_count, check_flag, is_whole
+from ..futures import TrainingFuture
+from ..types import (
+    ForwardBackwardOutput,
+    OptimStepResponse,
+    SampleResponse,
+    SamplingParams,
+    SaveWeightsResponse,
+    TensorData,
+)
+from .batch import Batch, batches, rows_of
+from .checkpoint import read, write
+from .forward import on_device, run
+from .graph import Graph, layers_read
+from .losses import Loss, loss_of
+from .model import load
+from .optimizer import NORM, Adam, check_adam
+from .sampling import checked_draw, draw
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LocalTrainingClient"]
+
+_KIND = "TorchLossReturn"
+
+
+class LocalTrainingClient:
+    """Trains a causal language model here, by the methods that the Tinker SDK's training client has.
+
+    `model` is `"tiny"` (a small random model that reads bytes, nothing is downloaded), a folder, or a name on the
+    Hugging Face hub. An adapter of `rank` is trained on `target_modules`, by default every linear layer of attention
+    and MLP; the model itself stays as it is. Equal seeds give equal clients, and equal runs: to the bit on a CPU, and
+    on a GPU where `torch.use_deterministic_algorithms` is on; without, attention adds up in any order there.
+
+    Methods give futures at once (`.result(timeout)`, or `await`). The work is done by one thread, in the order in
+    which it was asked for. Gradients add up until `optim_step`. Bad data is refused at once, by the number of its
+    datum. Losses are sums, and padding is none of a result's business.
+
+    `device` is a GPU where there is one, `dtype` that of the model's files. `batch_size` is the most data that go
+    through the model at once: less takes less memory, and changes nothing else. Checkpoints lie in `checkpoints`.
+
+    >>> from penalties.training.types import AdamParams, Datum, ModelInput
+    >>> with LocalTrainingClient("tiny", seed=1) as client:
+    ...     tokens = client.tokenizer.encode("hello")
+    ...     datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+    ...     before = client.forward_backward([datum], "cross_entropy")
+    ...     step = client.optim_step(AdamParams(learning_rate=1e-2))
+    ...     after = client.forward([datum], "cross_entropy")
+    ...     after.result().metrics["loss:sum"] < before.result().metrics["loss:sum"]
+    True
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "tiny",
+        *,
+        rank: int = 8,
+        alpha: int = 32,
+        target_modules: str | Sequence[str] = "all-linear",
+        seed: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+        batch_size: int | None = None,
+        checkpoints: str | Path = "checkpoints",
+    ) -> None:
+        """Load the model and draw the adapter, which changes nothing yet."""
+        owner = type(self).__name__
+        check_count(owner, "rank", rank, 1)
+        check_count(owner, "alpha", alpha, 1)
+        if not is_whole(seed) or not -(2**63) <= seed < 2**63:
+            raise OptionError(owner, "seed", seed, "a whole number of 64 bits")
+        if batch_size is not None:
+            check_count(owner, "batch_size", batch_size, 1)
+        self._model = load(
+            model, rank=rank, alpha=alpha, target_modules=target_modules, seed=seed, device=device, dtype=dtype
+        )
+        import torch
+
+        self._adam = Adam(self._model.parameters)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._batch_size = batch_size
+        if not isinstance(cast("object", checkpoints), str | Path):
+            raise OptionError(owner, "checkpoints", checkpoints, "a folder")
+        self._checkpoints = Path(checkpoints)
+        # How often the parameters were changed: a graph is of one state of them.
+        self._changes = 0
+        self._worker = Worker(owner)
+
+    # What there is.
+
+    @property
+    def model(self) -> Any:
+        """The peft model: to be changed only while no operation is under way."""
+        return self._model.model
+
+    @property
+    def model_id(self) -> str:
+        """The name or folder of the model."""
+        return self._model.name
+
+    @property
+    def device(self) -> Any:
+        """Where the model is."""
+        return self._model.device
+
+    @property
+    def context(self) -> float:
+        """How many tokens the model reads at most; infinite where it does not say."""
+        return self._model.context
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self._model.tokenizer
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def parameters(self) -> "dict[str, Tensor]":
+        """The trainable parameters by name."""
+        return dict(self._model.parameters)
+
+    # Passes.
+
+    def forward(
+        self, data: Sequence[Any], loss_fn: str = "cross_entropy", loss_fn_config: Mapping[str, Any] | None = None
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        """The loss and the log-probability of every target; no gradient."""
+        return self._submit_pass("forward", data, loss_fn, loss_fn_config, backward=False)
+
+    async def forward_async(
+        self, data: Sequence[Any], loss_fn: str = "cross_entropy", loss_fn_config: Mapping[str, Any] | None = None
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        """As `forward`."""
+        return self.forward(data, loss_fn, loss_fn_config)
+
+    def forward_backward(
+        self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        """The same, and the gradient of the loss is added to what is there.
+
+        `"cross_entropy"` is Σ −logprob·weight, `"importance_sampling"` Σ −exp(logprob − old)·advantage. A pass that
+        fails adds nothing.
+        """
+        return self._submit_pass("forward_backward", data, loss_fn, loss_fn_config, backward=True)
+
+    async def forward_backward_async(
+        self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        """As `forward_backward`."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
+
+    def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
+        """The log-probability of every target under the model as it was before any training."""
+        parts = batches(rows_of(self._model, data), self._batch_size)
+
+        def initial() -> ForwardBackwardOutput:
+            with self.model.disable_adapter():
+                return self._pass(parts, None, backward=False)
+
+        return self._worker.submit(initial)
+
+    async def forward_initial_async(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
+        """As `forward_initial`."""
+        return self.forward_initial(data)
+
+    def forward_with_graph(self, data: Sequence[Any], reads: Sequence[str] = ()) -> TrainingFuture[Graph]:
+        """A forward whose graph is kept, for a loss of one's own: `graph.backward` takes its gradient back.
+
+        `reads` names what the loss reads beside log-probabilities and parameters: `"logits"`, and `"hidden.<layer>"`,
+        where layer 0 is the embedding. All data go through the model at once, whatever `batch_size` is.
+        """
+        logits, layers = layers_read(self._model, reads)
+        batch = Batch(rows_of(self._model, data))
+
+        def forward() -> Graph:
+            passed = run(self._model, batch, layers)
+            output = ForwardBackwardOutput(_KIND, _outputs(batch, {"logprobs": passed.logprobs.detach().cpu().numpy()}))
+            of = self._changes
+
+            def accumulate(
+                tensors: "Sequence[Tensor]", slopes: "Sequence[Tensor]", direct: "Mapping[str, Tensor]"
+            ) -> None:
+                if of != self._changes:
+                    raise GradientError(
+                        "Graph.backward: the parameters were changed after its forward; do the backward before an "
+                        "optim_step or load_state"
+                    )
+                self._accumulate(self._gradients(tensors, slopes), direct)
+
+            return Graph(batch, passed, output, self._model.parameters, logits, self._worker.submit, accumulate)
+
+        return self._worker.submit(forward)
+
+    async def forward_with_graph_async(self, data: Sequence[Any], reads: Sequence[str] = ()) -> TrainingFuture[Graph]:
+        """As `forward_with_graph`."""
+        return self.forward_with_graph(data, reads)
+
+    def _submit_pass(
+        self, function: str, data: Any, loss_fn: Any, config: Mapping[str, Any] | None, *, backward: bool
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        loss = loss_of(function, loss_fn, config)
+        # Here, in the caller's thread: it overlaps what runs, and an error is raised where it was made.
+        parts = batches(rows_of(self._model, data, loss.read), self._batch_size)
+        return self._worker.submit(lambda: self._pass(parts, loss, backward=backward))
+
+    def _pass(self, parts: Sequence[Batch], loss: Loss | None, *, backward: bool) -> ForwardBackwardOutput:
+        import torch
+
+        outputs: list[Mapping[str, TensorData]] = []
+        gradients: list[Tensor | None] = [None] * len(self._model.parameters)
+        total = 0.0
+        for batch in parts:
+            # Before the pass: a copy to a GPU waits for all that was asked of it before.
+            arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
+            with torch.set_grad_enabled(backward):
+                live = run(self._model, batch).logprobs
+            found, slope = {"logprobs": live.detach()}, None
+            if loss is not None:
+                found["elementwise_loss"], slope = loss.values(found["logprobs"], arrays)
+            # Before the backward, for the same reason; the rest is done while it runs.
+            host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
+            if backward and slope is not None:
+                gradients = _added(gradients, self._gradients([live], [slope]))
+            outputs += _outputs(batch, host)
+            total += 0.0 if loss is None else float(host["elementwise_loss"].sum(dtype=np.float64))
+        if backward:
+            self._accumulate(gradients, {})
+        return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
+
+    def _gradients(self, tensors: "Sequence[Tensor]", slopes: "Sequence[Tensor]") -> "list[Tensor | None]":
+        import torch
+
+        parameters = list(self._model.parameters.values())
+        if not tensors:
+            return [None] * len(parameters)
+        return list(torch.autograd.grad(tensors, parameters, slopes, allow_unused=True))
+
+    def _accumulate(self, gradients: "Sequence[Tensor | None]", direct: "Mapping[str, Tensor]") -> None:
+        """Add gradients to those that are there: all at once, when nothing can fail any more."""
+        import torch
+
+        for (name, one), gradient in zip(self._model.parameters.items(), gradients, strict=True):
+            for more in (gradient, direct.get(name)):
+                if more is not None:
+                    # Laid out as the parameter is: the optimizer reads both in the order of memory.
+                    one.grad = more.contiguous() if one.grad is None else one.grad.add_(more)
+            if one.grad is None:
+                one.grad = torch.zeros_like(one)
+
+    # Steps.
+
+    def optim_step(self, adam_params: Any) -> TrainingFuture[OptimStepResponse]:
+        """One step of AdamW by the gradients that have added up, which are cleared.
+
+        The metrics have the norm of the gradient before clipping.
+        """
+        options = check_adam(adam_params)
+
+        def step() -> OptimStepResponse:
+            norm = self._adam.step(options)
+            self._changes += 1
+            return OptimStepResponse({NORM: norm})
+
+        return self._worker.submit(step)
+
+    async def optim_step_async(self, adam_params: Any) -> TrainingFuture[OptimStepResponse]:
+        """As `optim_step`."""
+        return self.optim_step(adam_params)
+
+    # Checkpoints.
+
+    def save_state(self, name: str | Path, *, overwrite: bool = False) -> TrainingFuture[SaveWeightsResponse]:
+        """Save the adapter, the optimizer's state and gradients that were not used yet, in a folder of this name.
+
+        The adapter is in peft's form. The folder is there whole or not at all.
+        """
+        check_flag("save_state", "overwrite", overwrite)
+        folder = self._folder(name)
+
+        def save() -> SaveWeightsResponse:
+            training = self._adam.state() | {"generator": self._generator.get_state()}
+            write(self._model, folder, training, overwrite)
+            return SaveWeightsResponse(str(folder))
+
+        return self._worker.submit(save)
+
+    async def save_state_async(
+        self, name: str | Path, *, overwrite: bool = False
+    ) -> TrainingFuture[SaveWeightsResponse]:
+        """As `save_state`."""
+        return self.save_state(name, overwrite=overwrite)
+
+    def load_state(self, path: str | Path) -> TrainingFuture[None]:
+        """Load the adapter of a checkpoint; the optimizer begins anew, without gradients."""
+        return self._submit_load("load_state", path, optimizer=False)
+
+    async def load_state_async(self, path: str | Path) -> TrainingFuture[None]:
+        """As `load_state`."""
+        return self.load_state(path)
+
+    def load_state_with_optimizer(self, path: str | Path) -> TrainingFuture[None]:
+        """Load a whole checkpoint: what comes next is what would have come after it was saved, as by an equal seed."""
+        return self._submit_load("load_state_with_optimizer", path, optimizer=True)
+
+    async def load_state_with_optimizer_async(self, path: str | Path) -> TrainingFuture[None]:
+        """As `load_state_with_optimizer`."""
+        return self.load_state_with_optimizer(path)
+
+    def _submit_load(self, function: str, path: str | Path, *, optimizer: bool) -> TrainingFuture[None]:
+        folder = self._folder(path)
+
+        def restore() -> None:
+            import torch
+
+            adapter, training = read(function, self._model, folder)
+            with torch.no_grad():
+                for name, one in self._model.parameters.items():
+                    one.copy_(adapter[name])
+            self._changes += 1
+            self._adam.restore(training if optimizer else {})
+            if optimizer:
+                self._generator.set_state(training["generator"])
+
+        return self._worker.submit(restore)
+
+    def _folder(self, name: str | Path) -> Path:
+        if not isinstance(cast("object", name), str | Path) or not str(name):
+            raise OptionError("LocalTrainingClient", "name", name, "the name of a checkpoint, or its folder")
+        return (self._checkpoints / name).absolute()
+
+    # Samples.
+
+    def sample(self, prompt: Any, num_samples: int = 1, sampling_params: Any = None) -> TrainingFuture[SampleResponse]:
+        """Draw sequences that go on from a prompt, each token with its log-probability under the model.
+
+        With a seed the same each time; without, by the client's own random numbers, which checkpoints hold.
+        """
+        wanted = checked_draw(self._model, prompt, num_samples, sampling_params or SamplingParams())
+        return self._worker.submit(lambda: SampleResponse(draw(self._model, wanted, self._generator)))
+
+    async def sample_async(self, prompt: Any, num_samples: int = 1, sampling_params: Any = None) -> SampleResponse:
+        """As `sample`, and waits for it, as the SDK does."""
+        return await self.sample(prompt, num_samples, sampling_params)
+
+    # The end.
+
+    def close(self) -> None:
+        """Finish what was asked for, and end the thread."""
+        self._worker.close()
+
+    def __enter__(self) -> "LocalTrainingClient":
+        """Itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _outputs(batch: Batch, packed: Mapping[str, Any]) -> list[Mapping[str, TensorData]]:
+    """One dict per datum of arrays that are packed as the targets are."""
+    lists = {name: batch.unpack(array) for name, array in packed.items()}
+    return [
+        {name: TensorData.from_numpy(arrays[place]) for name, arrays in lists.items()}
+        for place in range(len(batch.shapes))
+    ]
+
+
+def _added(before: "Sequence[Tensor | None]", more: "Sequence[Tensor | None]") -> "list[Tensor | None]":
+    return [b if a is None else a if b is None else a.add_(b) for a, b in zip(before, more, strict=True)]

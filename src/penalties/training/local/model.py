@@ -1,0 +1,194 @@
+"""Models of transformers with a LoRA adapter of peft: made ready for training in this process."""
+
+import hashlib
+import importlib
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import MissingLibraryError, OptionError
+from .tiny import ByteTokenizer, tiny_model
+
+__all__ = ["TINY", "LocalModel", "load"]
+
+TINY: Final = "tiny"
+
+_OWNER: Final = "LocalTrainingClient"
+# Weights are drawn from torch's one generator, which is set and set back for it.
+_drawing: Final = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model with an adapter, and what is to be known of it."""
+
+    name: str
+    model: Any
+    """The peft model."""
+    rank: int
+    alpha: int
+    device: Any
+
+    @cached_property
+    def base(self) -> Any:
+        """The model of transformers inside, with the adapter's layers in it."""
+        return self.model.get_base_model()
+
+    @cached_property
+    def head(self) -> Any:
+        """The layer that makes logits of hidden states."""
+        return self.base.get_output_embeddings()
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The trainable parameters by name."""
+        return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many tokens the model reads."""
+        return int(self.base.get_input_embeddings().weight.shape[0])
+
+    @cached_property
+    def outputs(self) -> int:
+        """How many tokens the model predicts."""
+        return int(self.head.weight.shape[0])
+
+    @cached_property
+    def context(self) -> float:
+        """The most tokens of a sequence; infinite where the model does not say."""
+        return getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+    @cached_property
+    def layers(self) -> int:
+        """How many layers there are; the hidden states are those before, between and after them."""
+        return int(self.base.config.get_text_config().num_hidden_layers)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, loaded when it is first asked for."""
+        if self.name == TINY:
+            return ByteTokenizer()
+        from transformers import AutoTokenizer
+
+        loader: Any = AutoTokenizer
+        return loader.from_pretrained(self.name)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        given = getattr(self.base.generation_config, "eos_token_id", None)
+        given = self.base.config.get_text_config().eos_token_id if given is None else given
+        return frozenset(() if given is None else [given] if isinstance(given, int) else given)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the frozen weights: some of each, as bfloat16, so that it is the same in every precision."""
+        import torch
+
+        digest = hashlib.sha256()
+        for name, one in self.model.named_parameters():
+            if not one.requires_grad:
+                some = one.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
+                # Without what the adapter puts into the names of the layers that it is on.
+                digest.update(f"{name.replace('.base_layer', '')} {tuple(one.shape)} {some.tolist()}\n".encode())
+        return digest.hexdigest()
+
+
+def load(
+    name: str | Path,
+    *,
+    rank: int,
+    alpha: int,
+    target_modules: str | Sequence[str],
+    seed: int,
+    device: Any,
+    dtype: Any,
+) -> LocalModel:
+    """A model by name or folder, or the built-in one, with an adapter that changes nothing yet."""
+    for package in ("torch", "transformers", "peft"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingLibraryError(_OWNER, package, extra="train") from error
+    from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
+    torch: Any = importlib.import_module("torch")
+    place, precision = _device(device), _dtype(dtype)
+    make: Any = get_peft_model
+    with _drawing, torch.random.fork_rng(devices=[]):
+        # The CPU's alone: `torch.manual_seed` would set those of GPUs too.
+        torch.default_generator.manual_seed(seed)
+        base = _tiny(precision) if str(name) == TINY else _pretrained(str(name), precision)
+        if base.get_output_embeddings() is None:
+            raise OptionError(_OWNER, "model", str(name), "a causal language model, with a layer that makes logits")
+        config = LoraConfig(
+            r=rank,
+            lora_alpha=alpha,
+            lora_dropout=0.0,
+            target_modules=target_modules if isinstance(target_modules, str) else list(target_modules),
+            # GPT-2 and its kin keep their weights the other way round, in a layer of their own.
+            fan_in_fan_out=any(isinstance(one, Conv1D) for one in base.modules()),
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        try:
+            # Adapters are in float32, whatever the model is in: steps are too small for less.
+            model = make(base, config)
+        except ValueError as error:
+            expected = f"names of linear layers of the model ({error})"
+            raise OptionError(_OWNER, "target_modules", target_modules, expected) from error
+    # No dropout, of the model or the adapter: a pass gives the same each time.
+    model.to(place).eval()
+    return LocalModel(str(name), model, rank, alpha, place)
+
+
+def _tiny(precision: Any) -> Any:
+    base = tiny_model()
+    for one in base.parameters():
+        # The parameters alone: the frequencies of positions, which are no parameters, stay as precise as they are.
+        one.data = one.data.to(precision or one.dtype)
+    return base
+
+
+def _pretrained(name: str, precision: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM
+    try:
+        # On the CPU first, where the adapter is drawn: the same numbers for every device.
+        return loader.from_pretrained(name, dtype="auto" if precision is None else precision)
+    except (OSError, ValueError) as error:
+        expected = (
+            f'"tiny", a folder with a causal language model, or the name of one on the Hugging Face hub ({error})'
+        )
+        raise OptionError(_OWNER, "model", name, expected) from error
+
+
+def _device(given: Any) -> Any:
+    import torch
+
+    if given is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(given)
+        # A device that PyTorch knows of need not be there.
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        expected = f'a device of torch that is there, like "cpu" or "cuda:0" ({str(error).splitlines()[0]})'
+        raise OptionError(_OWNER, "device", given, expected) from error
+    return device
+
+
+def _dtype(given: Any) -> Any:
+    import torch
+
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if given is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise OptionError(_OWNER, "dtype", given, '"float32", "bfloat16" or another floating dtype of torch')
+    return found

@@ -1,0 +1,84 @@
+"""The built-in model: small, random, made in a moment, with a tokenizer of bytes; nothing is downloaded."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from ...errors import InputError
+
+__all__ = ["CONTEXT", "ByteTokenizer", "tiny_model"]
+
+CONTEXT: Final = 2048
+"""The most tokens of a sequence."""
+_END: Final = 256
+
+
+class ByteTokenizer:
+    """A token for each byte of UTF-8, and one more that ends a text; with the methods that are used of others.
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("né")
+    [110, 195, 169]
+    >>> tokenizer.decode([110, 195, 169, 256])
+    'né<end>'
+    """
+
+    vocab_size: Final = _END + 1
+    eos_token: Final = "<end>"
+    eos_token_id: Final = _END
+    pad_token: Final = eos_token
+    pad_token_id: Final = _END
+    bos_token: Final = None
+    bos_token_id: Final = None
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        return self.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The bytes of a text; nothing is put before or after them, whatever `add_special_tokens` says."""
+        return list(text.encode())
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """The tokens, as `input_ids`, and a mask of ones."""
+        tokens = self.encode(text, add_special_tokens)
+        return {"input_ids": tokens, "attention_mask": [1] * len(tokens)}
+
+    def decode(self, tokens: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text; bytes that are no UTF-8 become "�"."""
+        pieces: list[bytes] = []
+        for token in (int(token) for token in tokens):
+            if not 0 <= token < self.vocab_size:
+                raise InputError(f"ByteTokenizer.decode: got token {token}; expected 0 to {_END}")
+            if token < _END:
+                pieces.append(bytes([token]))
+            elif not skip_special_tokens:
+                pieces.append(self.eos_token.encode())
+        return b"".join(pieces).decode(errors="replace")
+
+    def batch_decode(self, sequences: Iterable[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        """The text of each."""
+        return [self.decode(tokens, skip_special_tokens) for tokens in sequences]
+
+
+def tiny_model() -> Any:
+    """Two layers of Qwen 3, hidden size 64, drawn from torch's random numbers."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config: Any = Qwen3Config(
+        vocab_size=ByteTokenizer.vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        # Wider than the usual 0.02: the output layer is not trained, and at that width no hidden state of this size
+        # could tell its tokens apart. Measured over 30 steps: the loss falls from 5.6 to 4.5 there, to 0.7 here.
+        initializer_range=0.1,
+        eos_token_id=ByteTokenizer.eos_token_id,
+        pad_token_id=ByteTokenizer.pad_token_id,
+    )
+    loader: Any = AutoModelForCausalLM
+    return loader.from_config(config)

@@ -1,0 +1,10 @@
+"""References: one array per datum that travels beside the data, given, or made by a provider.
+
+A reference is a list of arrays, each in the form of its datum's `target_tokens`, or a provider, which makes them while
+the forward of the step is under way: `initial()`, `client(teacher)`, `perturbed()`, or any object with their `start`.
+"""
+
+from .checking import checked
+from .providers import Initial, Perturbed, Provider, Teacher, client, initial, perturbed
+
+__all__ = ["Initial", "Perturbed", "Provider", "Teacher", "checked", "client", "initial", "perturbed"]

@@ -1,0 +1,148 @@
+"""Log-probabilities that were asked for once, by the content of their datum."""
+
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ...errors import InputError, said
+from ..futures import in_thread, resolved
+from ..reading import targets_of, tokens_of
+from .asking import Arrays
+
+__all__ = ["Memory", "key_of"]
+
+_VERSION: Final = 1
+
+
+def key_of(place: int, datum: Any) -> bytes:
+    """What a datum's log-probabilities depend on, in a few bytes: its tokens and its targets."""
+    try:
+        tokens = tokens_of(place, datum)
+    except ValueError as error:
+        raise InputError(f"datum {place}: its model_input is not of tokens alone ({error})") from error
+    targets = targets_of(place, datum).astype(np.int64)
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(np.asarray([tokens.size, *targets.shape], np.int64).tobytes())
+    digest.update(tokens.tobytes())
+    digest.update(np.ascontiguousarray(targets).tobytes())
+    return digest.digest()
+
+
+class Memory:
+    """Log-probabilities by the datum that they are of; each is asked for once, whoever else waits for it."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._kept: dict[bytes, np.ndarray[Any, Any]] = {}
+        self._coming: dict[bytes, Future[None]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many data it knows."""
+        return len(self._kept)
+
+    def ask(
+        self,
+        keys: Sequence[bytes],
+        send: Callable[[list[int]], Callable[[], Arrays]],
+        lost: Callable[[], None] = lambda: None,
+    ) -> "Future[Arrays]":
+        """What is at these keys. `send` is given the places of those never asked for, and gives what waits for them.
+
+        `lost` is called where the waiting fails; they can then be asked for again.
+        """
+        mine: Future[None] = Future()
+        with self._lock:
+            first = {key: place for place, key in reversed(list(enumerate(keys)))}
+            new = [key for key in first if key not in self._kept and key not in self._coming]
+            others = {id(later): later for key in keys if (later := self._coming.get(key)) is not None}
+            # Taken at once, so that nobody else asks for them too.
+            self._coming |= dict.fromkeys(new, mine)
+        new.sort(key=lambda key: first[key])
+        try:
+            answer = send([first[key] for key in new])
+        except BaseException as error:
+            self._release(new, mine, error)
+            raise
+        if not new and not others:
+            return resolved(self._copies(keys))
+
+        def work() -> Arrays:
+            if new:
+                try:
+                    arrays = answer()
+                except BaseException as error:
+                    lost()
+                    self._release(new, mine, error)
+                    raise
+                with self._lock:
+                    self._kept |= dict(zip(new, arrays, strict=True))
+                    for key in new:
+                        del self._coming[key]
+                mine.set_result(None)
+            for other in others.values():
+                other.result()
+            return self._copies(keys)
+
+        return in_thread(work)
+
+    def _release(self, new: Sequence[bytes], mine: "Future[None]", error: BaseException) -> None:
+        with self._lock:
+            for key in new:
+                del self._coming[key]
+        mine.set_exception(error)
+
+    def _copies(self, keys: Sequence[bytes]) -> Arrays:
+        with self._lock:
+            # Copies: who gets them may write to them.
+            return [self._kept[key].copy() for key in keys]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one file, or leave the file as it was."""
+        with self._lock:
+            kept = dict(self._kept)
+        shapes = [array.shape for array in kept.values()]
+        place = Path(path)
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        try:
+            with temporary.open("wb") as file:
+                np.savez(
+                    file,
+                    version=np.int64(_VERSION),
+                    keys=np.frombuffer(b"".join(kept), np.uint8).reshape(-1, 16),
+                    # 0 candidates for an array of one axis.
+                    shapes=np.asarray([(*shape, 0)[:2] for shape in shapes], np.int64).reshape(-1, 2),
+                    values=np.concatenate([np.zeros(0, np.float32), *[array.reshape(-1) for array in kept.values()]]),
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, place)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def load(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Add what `save` wrote."""
+        read: dict[bytes, np.ndarray[Any, Any]] = {}
+        try:
+            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+                version = int(file["version"])
+                keys, shapes, values = file["keys"], file["shapes"].tolist(), file["values"]
+            start = 0
+            for key, (length, width) in zip(keys, shapes, strict=True):
+                end = start + length * (width or 1)
+                read[key.tobytes()] = values[start:end].reshape((length, width) if width else (length,))
+                start = end
+        except Exception as error:
+            raise InputError(f"{name}: {path} is no file that save wrote ({said(error)})") from error
+        if version != _VERSION:
+            raise InputError(f"{name}: {path} has version {version}; this library reads {_VERSION}")
+        with self._lock:
+            self._kept |= read
