@@ -120,7 +120,7 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
     trim(torch.ones(1))
     process = psutil.Process()
     below = process.children(recursive=True)
-    places: list[Any] = [executor.place(HEALTHY[2]) for executor in executors]
+    places: list[Any] = [executor.pool(HEALTHY[2]) for executor in executors]
     # Below the caller are the servers and Python's tracker of resources; below those, the workers.
     workers = [child.memory_info().rss for child in below if child.ppid() != process.pid]
     return {

@@ -25,9 +25,9 @@ import penalties as pn
 from penalties.execution import blocks as blocks_module
 from penalties.execution import threads as threads_module
 from penalties.execution.ambient import Modes
-from penalties.execution.asynchronous import Async, _InModes
+from penalties.execution.pools.asynchronous import Async, _InModes
+from penalties.execution.pools.threads import Threads
 from penalties.execution.task import Task
-from penalties.execution.threads import Threads
 
 PLACES = ("thread", "process", "async")
 EVERYWHERE = ("inline", *PLACES)
@@ -625,7 +625,7 @@ class TestClosing:
         executor = pn.Executor()
         executor.close()
         with pytest.raises(RuntimeError, match="this Executor is closed"):
-            executor.place(pn.Term("l1", runs="thread"))
+            executor.pool(pn.Term("l1", runs="thread"))
 
     def test_with_threads_that_have_not_begun(self) -> None:
         done = threading.Event()
@@ -635,7 +635,7 @@ class TestClosing:
             return x.sum()
 
         executor = pn.Executor(max_workers=1)
-        place = executor.place(pn.Term("l1", runs="thread"))
+        place = executor.pool(pn.Term("l1", runs="thread"))
         first, second = (
             place.start(_task(wait, timeout=60.0 if name == "first" else 0.05)) for name in ("first", "second")
         )

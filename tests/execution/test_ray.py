@@ -26,8 +26,8 @@ from torch import Tensor
 import penalties as pn
 from penalties.execution import ray as ray_module
 from penalties.execution import ray_local
+from penalties.execution.pools.ray import Cluster, TermEvaluator
 from penalties.execution.portable import dumps, function_bytes, loads
-from penalties.execution.ray import Cluster, TermEvaluator
 from penalties.execution.task import Task
 from penalties.execution.worker import Request
 from penalties.pipeline.catalogue import BUILT_IN
@@ -483,7 +483,7 @@ class TestOurCluster:
 
     def test_what_failed_or_was_done_is_cancelled_without_harm(self, executor: pn.Executor) -> None:
         before = processes(executor)
-        place = executor.place(pn.Term(squares, runs="ray"))
+        place = executor.pool(pn.Term(squares, runs="ray"))
         running = place.start(task(squares))
         assert float(running.result().value) == 3.0
         running.cancel()

@@ -18,10 +18,10 @@ from ..pipeline.awaitables import is_awaitable
 from ..pipeline.pipeline import check_wrt
 from ..pipeline.term import Term, Weight
 from .ambient import Modes
-from .asynchronous import Async
+from .pools.asynchronous import Async
+from .pools.threads import Threads
 from .run import Run
-from .task import Place, place_of
-from .threads import Threads
+from .task import Pool, pool_of
 
 __all__ = ["Executor"]
 
@@ -61,11 +61,11 @@ class Executor:
         self.timeout: float = check_number("Executor", "timeout", timeout, expected, low=5e-324, high=_LONGEST)
         self.sequential: bool = bool(sequential)
         self._lock = threading.Lock()
-        self._places: dict[str, Any] = {}
+        self._pools: dict[str, Any] = {}
         self._closed = False
         # One that is forgotten is closed all the same.
         self._process = os.getpid()
-        self._close = weakref.finalize(self, _close_all, self._places, self._process)
+        self._close = weakref.finalize(self, _close_all, self._pools, self._process)
 
     def run(
         self,
@@ -204,17 +204,17 @@ class Executor:
     @property
     def abandoned(self) -> int:
         """How many terms run on although nobody waits for them: threads that hang, coroutines that will not stop."""
-        return sum(getattr(place, "abandoned", 0) for place in list(self._places.values()))
+        return sum(getattr(pool, "abandoned", 0) for pool in list(self._pools.values()))
 
-    def place(self, term: Term) -> Place:
-        """Where a term runs that does not run here."""
-        name = place_of(term)
+    def pool(self, term: Term) -> Pool:
+        """The pool that a term runs in."""
+        name = pool_of(term)
         with self._lock:
             if self._closed:
                 raise RuntimeError("this Executor is closed; make a new one")
-            if name not in self._places:
-                self._places[name] = _PLACES[name](self.max_workers)
-            return self._places[name]
+            if name not in self._pools:
+                self._pools[name] = _POOLS[name](self.max_workers)
+            return self._pools[name]
 
 
 def _given(inputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -254,35 +254,35 @@ async def _promise(awaitable: Any, promise: "Future[Any]") -> None:
         promise.set_result(found)
 
 
-def _close_all(places: dict[str, Place], process: int) -> None:
+def _close_all(pools: dict[str, Pool], process: int) -> None:
     if os.getpid() != process:
         # A fork of the caller: the workers are not its own.
         return
     with contextlib.ExitStack() as closing:
-        # Every place, even where closing one fails.
-        for place in places.values():
-            closing.callback(place.close)
-        places.clear()
+        # Every pool, even where closing one fails.
+        for pool in pools.values():
+            closing.callback(pool.close)
+        pools.clear()
 
 
-def _processes(max_workers: int) -> Place:
+def _processes(max_workers: int) -> Pool:
     if sys.platform == "win32":
-        raise OptionError("Executor", "runs", "process", 'another place: Windows cannot fork; "thread" can run there')
-    from .processes import Processes
+        raise OptionError("Executor", "runs", "process", '"thread" on Windows, which cannot fork')
+    from .pools.processes import Processes
 
     return Processes(max_workers)
 
 
-def _ray(max_workers: int) -> Place:
-    from .ray import Cluster
+def _ray(max_workers: int) -> Pool:
+    from .pools.ray import Cluster
 
     return Cluster(max_workers)
 
 
-_PLACES: Final[dict[str, Callable[[int], Place]]] = {
+_POOLS: Final[dict[str, Callable[[int], Pool]]] = {
     "thread": Threads,
     "process": _processes,
     "async": lambda max_workers: Async(),
     "ray": _ray,
 }
-"""A place to run is a class in a file of its own, and a line here."""
+"""A new pool is one class in a file of its own, and one line here."""

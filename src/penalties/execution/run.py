@@ -20,7 +20,7 @@ from ..pipeline.term import Term, Weight
 from .ambient import Modes
 from .awaiting import close_here, wait_here
 from .delivery import delivered, wanted
-from .task import Running, Task, place_of
+from .task import Running, Task, pool_of
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -150,11 +150,11 @@ class Run:
     ) -> Running:
         if self.cancelled:
             raise TermError(term.name, "was cancelled")
-        if self._modes is None and place_of(term) in ("thread", "async"):
+        if self._modes is None and pool_of(term) in ("thread", "async"):
             self._modes = Modes()
         timeout = self.executor.timeout if term.timeout is None else term.timeout
         inputs = {name: _concrete(term.name, value) for name, value in read.items()}
-        return self.executor.place(term).start(Task(term, inputs, wrt, step, before, timeout, self._modes))
+        return self.executor.pool(term).start(Task(term, inputs, wrt, step, before, timeout, self._modes))
 
     def _evaluate_here(
         self,

@@ -1,4 +1,4 @@
-"""One term to be evaluated elsewhere, and the promise of its evaluation."""
+"""The protocol of pools: a task is one term to evaluate, and a running task will have its evaluation."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -7,49 +7,49 @@ from ..pipeline.evaluation import Evaluation
 from ..pipeline.term import Term
 from .ambient import Modes
 
-__all__ = ["Place", "Running", "Task", "place_of"]
+__all__ = ["Pool", "Running", "Task", "pool_of"]
 
 
 class Task(NamedTuple):
-    """What a place is given: a term and what it needs, complete."""
+    """A term, and everything that it takes to evaluate it."""
 
     term: Term
     inputs: Mapping[str, Any]
-    """Those that the term reads, none of them traced."""
+    """The inputs that the term reads; none of them is traced."""
     wrt: tuple[str, ...]
-    """The inputs that its gradient is taken at; none leaves it out."""
+    """The inputs to differentiate at; if empty, no gradient is computed."""
     step: int | None
     state: Any
     timeout: float
-    """Seconds, from when the function is loaded and runs."""
+    """In seconds. The clock starts when the function is loaded and about to run."""
     modes: Modes | None
-    """Those of the libraries that the caller was in; None for places that have their own."""
+    """The caller's modes of the array libraries; None for pools whose workers have modes of their own."""
 
 
 class Running(Protocol):
-    """A task that a place has taken on."""
+    """A task that a pool has accepted."""
 
     def result(self) -> Evaluation:
-        """Wait for the evaluation; `TermError` where the term failed, was late, or its worker was lost."""
+        """Wait for the evaluation; raises `TermError` if the term failed, timed out or lost its worker."""
         ...
 
     def cancel(self) -> None:
-        """Stop it as far as this place can: nobody will ask for its result."""
+        """Stop it as far as the pool can. Its result will not be read."""
         ...
 
 
-class Place(Protocol):
-    """Where terms run."""
+class Pool(Protocol):
+    """Workers that evaluate terms."""
 
     def start(self, task: Task) -> Running:
-        """Begin, and give back at once."""
+        """Accept a task, without waiting for it."""
         ...
 
     def close(self) -> None:
-        """Stop everything that runs here, and leave nothing behind."""
+        """Stop every task and every worker, and leave nothing behind."""
         ...
 
 
-def place_of(term: Term) -> str:
-    """The name of the place where a term runs."""
+def pool_of(term: Term) -> str:
+    """The name of the pool that a term runs in."""
     return "async" if term.runs == "inline" and term.asynchronous else term.runs

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..errors import PenaltiesError, TermError, TermTimeoutError, said
-from ..pipeline.awaitables import wait_by
-from ..pipeline.evaluation import Evaluation
-from .awaiting import close_here, wait_here
-from .capturing import check_captures
-from .evaluating import evaluate_away
-from .task import Task
+from ...errors import PenaltiesError, TermError, TermTimeoutError, said
+from ...pipeline.awaitables import wait_by
+from ...pipeline.evaluation import Evaluation
+from ..awaiting import close_here, wait_here
+from ..capturing import check_captures
+from ..evaluating import evaluate_away
+from ..task import Task
 
 __all__ = ["Threads"]
 

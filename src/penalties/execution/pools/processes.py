@@ -11,16 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import TermError, TermTimeoutError, WorkerLostError, said
-from ..pipeline.evaluation import Evaluation
-from ..pipeline.inputs import arrays_in
-from ..pipeline.term import Term
-from .blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
-from .bodies import Bodies
-from .crew import Crew, Promise
-from .portable import Packed, dumps, loads
-from .task import Task
-from .worker import Failure, Reply, Request, settings_of
+from ...errors import TermError, TermTimeoutError, WorkerLostError, said
+from ...pipeline.evaluation import Evaluation
+from ...pipeline.inputs import arrays_in
+from ...pipeline.term import Term
+from ..blocks import LARGE, Blocks, Lent, Outlet, aligned, lay, read
+from ..bodies import Bodies
+from ..crew import Crew, Promise
+from ..portable import Packed, dumps, loads
+from ..task import Task
+from ..worker import Failure, Reply, Request, settings_of
 
 __all__ = ["Processes"]
 

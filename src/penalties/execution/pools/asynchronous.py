@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from ..errors import TermTimeoutError
-from ..pipeline.evaluation import Evaluation
-from ..pipeline.inputs import arrays_in
-from .ambient import Modes
-from .awaiting import wait_here
-from .task import Task
+from ...errors import TermTimeoutError
+from ...pipeline.evaluation import Evaluation
+from ...pipeline.inputs import arrays_in
+from ..ambient import Modes
+from ..awaiting import wait_here
+from ..task import Task
 from .threads import RunningThread, Threads
 
 __all__ = ["Async"]

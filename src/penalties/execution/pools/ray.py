@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import TermError, TermTimeoutError, WorkerLostError, said
-from .native import cap_threads
-from .ray_local import library, local
+from ...errors import TermError, TermTimeoutError, WorkerLostError, said
+from ..native import cap_threads
+from ..ray_local import library, local
 
 if TYPE_CHECKING:
-    from ..pipeline.evaluation import Evaluation
-    from .portable import Packed
-    from .task import Task
-    from .worker import Reply, Request
+    from ...pipeline.evaluation import Evaluation
+    from ..portable import Packed
+    from ..task import Task
+    from ..worker import Reply, Request
 
 __all__ = ["Cluster", "TermEvaluator"]
 
@@ -47,7 +47,7 @@ class Cluster:
 
     def __init__(self, max_workers: int) -> None:
         """Actors start with the first term, and so does a cluster where there is none."""
-        from .bodies import Bodies
+        from ..bodies import Bodies
 
         self.max_workers = max_workers
         self.closed: bool = False
@@ -212,8 +212,8 @@ class RunningRay:
 
     def __init__(self, place: Cluster, task: "Task", key: int, body: bytes) -> None:
         """Make it what can be sent."""
-        from .portable import dumps
-        from .worker import Request, settings_of
+        from ..portable import dumps
+        from ..worker import Request, settings_of
 
         self.place = place
         self.name: str = task.term.name
@@ -235,9 +235,9 @@ class RunningRay:
 
     def result(self) -> "Evaluation":
         """Wait until it is done, late or lost."""
-        from ..pipeline.evaluation import Evaluation
-        from .portable import loads
-        from .worker import Failure
+        from ...pipeline.evaluation import Evaluation
+        from ..portable import loads
+        from ..worker import Failure
 
         data, arrays = self._reply.result()
         try:
@@ -332,8 +332,8 @@ class TermEvaluator:
 
     def load(self, request: "Request") -> "Reply | None":
         """Load a term and the libraries of its arrays; None where all is there, else a reply that says what is not."""
-        from .portable import dumps
-        from .worker import Failure, Reply, loaded
+        from ..portable import dumps
+        from ..worker import Failure, Reply, loaded
 
         try:
             term = loaded(request)
@@ -348,8 +348,8 @@ class TermEvaluator:
 
     def run(self, request: "Request") -> "Reply":
         """Evaluate a term that is loaded, and give back what it gave or why it did not."""
-        from .portable import dumps
-        from .worker import Failure, Reply, applied, evaluated, loaded
+        from ..portable import dumps
+        from ..worker import Failure, Reply, applied, evaluated, loaded
 
         process = os.getpid()
         term = loaded(request)

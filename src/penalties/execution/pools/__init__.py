@@ -1,0 +1,3 @@
+"""Where terms run that do not run inline: one file per pool."""
+
+__all__: list[str] = []
