@@ -24,8 +24,8 @@ import torch
 
 import penalties as pn
 from penalties import schedules, telemetry
-from penalties.execution import asynchronous
 from penalties.execution.executor import _close_all
+from penalties.execution.pools import asynchronous
 from penalties.execution.run import Run
 
 PLACES = ("thread", "process", "async")

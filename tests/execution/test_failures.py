@@ -23,8 +23,8 @@ from torch import Tensor
 
 import penalties as pn
 from penalties.execution import blocks as blocks_module
-from penalties.execution import threads as threads_module
 from penalties.execution.ambient import Modes
+from penalties.execution.pools import threads as threads_module
 from penalties.execution.pools.asynchronous import Async, _InModes
 from penalties.execution.pools.threads import Threads
 from penalties.execution.task import Task
@@ -817,7 +817,7 @@ class TestLoop:
         assert not place.left(None, loop)
 
     def test_a_blocked_loop_is_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from penalties.execution import asynchronous
+        from penalties.execution.pools import asynchronous
 
         monkeypatch.setattr(asynchronous, "_BEAT", 0.05)
         place, done = Async(), threading.Event()

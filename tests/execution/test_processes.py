@@ -18,9 +18,10 @@ import pytest
 
 import penalties as pn
 from penalties.execution import crew as crew_module
-from penalties.execution import processes, workers
+from penalties.execution import workers
 from penalties.execution.ambient import Modes
 from penalties.execution.crew import Crew, Promise
+from penalties.execution.pools import processes
 from penalties.execution.pools.processes import Processes
 from penalties.execution.task import Task
 from penalties.execution.workers import WorkerContext, WorkerProcess

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 import penalties as pn
-from penalties.execution import ray as ray_module
 from penalties.execution import ray_local
+from penalties.execution.pools import ray as ray_module
 from penalties.execution.pools.ray import Cluster, TermEvaluator
 from penalties.execution.portable import dumps, function_bytes, loads
 from penalties.execution.task import Task
