@@ -606,7 +606,7 @@ class TestWorkers:
             pipeline = pn.Pipeline([pn.Term("l2", runs="process")])
             x = torch.ones(100_000, requires_grad=True)
             executor.run(pipeline, x)
-            blocks = executor._places["process"].blocks
+            blocks = executor._pools["process"].blocks
             names = set(blocks._all)
             for _ in range(3):
                 executor.run(pipeline, x)
@@ -707,7 +707,7 @@ def test_a_fork_neither_runs_nor_closes(monkeypatch: pytest.MonkeyPatch) -> None
         patched.setattr(os, "getpid", lambda: -1)
         with pytest.raises(RuntimeError, match="belongs to the process that made it"):
             executor.run(pn.Pipeline(["l1"]), np.ones(1))
-        _close_all(executor._places, executor._process)
-    assert executor._places
+        _close_all(executor._pools, executor._process)
+    assert executor._pools
     executor.close()
-    assert not executor._places
+    assert not executor._pools

@@ -533,7 +533,7 @@ class TestOptions:
 
     def test_processes_need_a_system_that_forks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "platform", "win32")
-        with pn.Executor() as executor, pytest.raises(pn.OptionError, match='runs="process"; expected another place'):
+        with pn.Executor() as executor, pytest.raises(pn.OptionError, match='runs="process"; expected "thread"'):
             executor.run(pn.Pipeline([pn.Term("l1", runs="process")]), np.ones(1))
 
     def test_a_pipeline_is_needed(self, executor: pn.Executor) -> None:
@@ -591,7 +591,7 @@ class TestClosing:
         def train() -> None:
             with pn.Executor(max_workers=1) as executor:
                 executor.run(pn.Pipeline([pn.Term(healthy, runs="process")]), {"x": np.ones(40_000)})
-                names.extend(executor._places["process"].blocks._all)
+                names.extend(executor._pools["process"].blocks._all)
                 raise ZeroDivisionError
 
         names: list[str] = []
@@ -650,7 +650,7 @@ class TestClosing:
     def test_a_forgotten_executor_is_closed(self) -> None:
         executor = pn.Executor(max_workers=1)
         probe(executor, "process")
-        blocks = executor._places["process"].blocks
+        blocks = executor._pools["process"].blocks
         del executor
         assert len(blocks) == 0
 
