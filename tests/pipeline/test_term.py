@@ -98,7 +98,7 @@ class TestFunctions:
             pn.Term(fn)
 
     def test_unknown_name_suggests_the_nearest(self) -> None:
-        with pytest.raises(pn.OptionError, match=r'fn="entropi"; expected one of l1, .*; did you mean entropy\?'):
+        with pytest.raises(pn.OptionError, match=r'fn="entropi"; expected .*l1.*; did you mean entropy\?'):
             pn.Term("entropi")
 
     @pytest.mark.parametrize("path", ["tests.pipeline.test_term:nothing", "no_such_module:fn", ":fn", "math:"])

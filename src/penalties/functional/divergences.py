@@ -15,13 +15,22 @@ from typing import Any, Literal
 from ..arrays import ArrayT, Reduction
 from ..backends import Backend, backend_of
 from ..errors import OptionError, ShapeError
-from .options import POSITIVE, check_choice, check_flag, check_number, check_same_shape, penalty
+from . import examples
+from .options import POSITIVE, check_choice, check_flag, check_number, check_same_shape
+from .penalty import penalty
 from .reduction import REDUCTIONS, check_mask, hide, reduce
 
 __all__ = ["entropy", "js_divergence", "kl_divergence", "symmetric_kl"]
 
 
-@penalty
+@penalty(
+    rows=True,
+    classes=True,
+    distribution=True,
+    divergence="kl",
+    example=examples.two_distributions,
+    config="# Needs full distributions; for log-probabilities of sampled tokens see kl_estimate.",
+)
 def kl_divergence(
     p: ArrayT,
     q: ArrayT,
@@ -56,7 +65,14 @@ def kl_divergence(
     return _reduced(ops, products, 1.0, reduction, mask)
 
 
-@penalty
+@penalty(
+    rows=True,
+    classes=True,
+    distribution=True,
+    divergence="js",
+    example=examples.two_distributions,
+    config="# Needs full distributions; for log-probabilities of sampled tokens see kl_estimate.",
+)
 def js_divergence(
     p: ArrayT,
     q: ArrayT,
@@ -88,7 +104,16 @@ def js_divergence(
     return _reduced(ops, halves, 0.5 if base is None else 0.5 / math.log(base), reduction, mask)
 
 
-@penalty
+@penalty(
+    rows=True,
+    classes=True,
+    distribution=True,
+    divergence="entropy",
+    example=examples.distribution,
+    config="""weight = 0.02
+inputs = { p = "logits", mask = "mask" }
+options = { mode = "bonus", logits = true }""",
+)
 def entropy(
     p: ArrayT,
     *,

@@ -9,8 +9,10 @@ from typing import Any, Literal, overload
 
 from ..arrays import ArrayT, ArrayTree, Reduction
 from ..backends import Backend
+from . import examples
 from .nests import gather
-from .options import check_choice, penalty
+from .options import check_choice
+from .penalty import penalty
 from .reduction import REDUCTIONS, hide, reduce, weighted_mean
 
 __all__ = ["entropy_estimate", "kl_estimate"]
@@ -34,7 +36,13 @@ def kl_estimate(
     mask: ArrayTree = ...,
     reduction: Reduction = ...,
 ) -> Any: ...
-@penalty
+@penalty(
+    rows=True,
+    example=examples.two_sampled,
+    config="""weight = 0.05
+inputs = ["logprobs", "initial"]
+schedule = { kind = "warmup", steps = 20 }""",
+)
 def kl_estimate(
     logprobs: ArrayTree,
     reference: ArrayTree,
@@ -84,7 +92,11 @@ def entropy_estimate(
     mask: ArrayTree = ...,
     reduction: Reduction = ...,
 ) -> Any: ...
-@penalty
+@penalty(
+    rows=True,
+    example=examples.sampled,
+    config='weight = 0.01\ninputs = "logprobs"\noptions = { mode = "bonus" }',
+)
 def entropy_estimate(
     logprobs: ArrayTree,
     *,

@@ -8,14 +8,15 @@ from ..arrays import ArrayT
 from ..backends import backend_of
 from ..errors import NonFiniteError
 from .nests import gather
-from .options import POSITIVE, check_number, penalty
+from .options import POSITIVE, check_number
+from .penalty import strict_options
 
 __all__ = ["replace_nonfinite", "validate"]
 
 T = TypeVar("T")
 
 
-@penalty
+@strict_options
 def validate(x: T) -> T:
     """`x` itself, or `NonFiniteError` that says "nan" or "inf"; NaN comes first where there are both.
 
@@ -38,7 +39,7 @@ def validate(x: T) -> T:
     return x
 
 
-@penalty
+@strict_options
 def replace_nonfinite(x: ArrayT, *, nan: float = 0.0, inf: float = 1e10) -> ArrayT:
     """`x` with NaN replaced by `nan` and values beyond ±`inf`, infinite ones too, by ±`inf`; gradient 0 there.
 

@@ -5,12 +5,12 @@ import math
 from ..arrays import ArrayT
 from ..backends import backend_of
 from ..errors import ShapeError
-from .options import penalty
+from .penalty import strict_options
 
 __all__ = ["renormalize", "safe_log", "valid_logprobs"]
 
 
-@penalty
+@strict_options
 def renormalize(logprobs: ArrayT) -> ArrayT:
     """Log-probabilities that sum to one over the last axis: `x − log Σ eˣ`.
 
@@ -26,7 +26,7 @@ def renormalize(logprobs: ArrayT) -> ArrayT:
     return ops.log_softmax(ops.upcast("renormalize", logprobs))
 
 
-@penalty
+@strict_options
 def safe_log(p: ArrayT) -> ArrayT:
     """`log p`, with −inf and gradient 0 where p = 0.
 
@@ -43,7 +43,7 @@ def safe_log(p: ArrayT) -> ArrayT:
     return ops.where(zero, -math.inf, ops.log(ops.where(zero, 1.0, x)))
 
 
-@penalty
+@strict_options
 def valid_logprobs(logprobs: ArrayT) -> ArrayT:
     """Which rows can be a distribution: no NaN, no +inf, not everything −inf. A bool per position, fit for `mask`.
 

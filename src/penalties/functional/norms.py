@@ -6,8 +6,10 @@ from typing import Any, Literal, overload
 
 from ..arrays import ArrayT, ArrayTree, Reduction
 from ..backends import Backend, owner
+from . import examples
 from .nests import gather
-from .options import POSITIVE, check_choice, check_number, penalty
+from .options import POSITIVE, check_choice, check_number
+from .penalty import Elementwise, penalty
 from .reduction import REDUCTIONS, reduce
 
 __all__ = ["elastic_net", "l1", "l2", "smooth_l1"]
@@ -17,7 +19,12 @@ __all__ = ["elastic_net", "l1", "l2", "smooth_l1"]
 def l1(x: ArrayT, *, reduction: Reduction = ...) -> ArrayT: ...
 @overload
 def l1(x: ArrayTree, *, reduction: Reduction = ...) -> Any: ...
-@penalty
+@penalty(
+    rows=True,
+    example=examples.matrix,
+    elementwise=lambda options: Elementwise(1.0, 0.0),
+    config='weight = 1e-4\ninputs = "params"',
+)
 def l1(x: ArrayTree, *, reduction: Reduction = "sum") -> Any:
     """Sum of absolute values, `Σ|x|`: pulls small values to zero.
 
@@ -49,7 +56,13 @@ def l2(
     center: Literal["mean"] | float | None = ...,
     clip: float | None = ...,
 ) -> Any: ...
-@penalty
+@penalty(
+    rows=True,
+    coupled={"center": "mean"},
+    example=examples.matrix,
+    elementwise=lambda options: Elementwise(0.0, 2.0) if options["center"] is options["clip"] is None else None,
+    config='weight = 1e-4\ninputs = "params"',
+)
 def l2(
     x: ArrayTree,
     *,
@@ -84,7 +97,12 @@ def l2(
 def elastic_net(x: ArrayT, *, l1_ratio: float = ..., reduction: Reduction = ...) -> ArrayT: ...
 @overload
 def elastic_net(x: ArrayTree, *, l1_ratio: float = ..., reduction: Reduction = ...) -> Any: ...
-@penalty
+@penalty(
+    rows=True,
+    example=examples.matrix,
+    elementwise=lambda options: Elementwise(float(options["l1_ratio"]), 2 * (1 - float(options["l1_ratio"]))),
+    config='weight = 1e-4\ninputs = "params"\noptions = { l1_ratio = 0.9 }',
+)
 def elastic_net(x: ArrayTree, *, l1_ratio: float = 0.5, reduction: Reduction = "sum") -> Any:
     """`α·Σ|x| + (1 − α)·Σx²` with `α = l1_ratio`: sparsity and shrinkage in one knob (Zou and Hastie, 2005).
 
@@ -106,7 +124,13 @@ def elastic_net(x: ArrayTree, *, l1_ratio: float = 0.5, reduction: Reduction = "
 def smooth_l1(x: ArrayT, *, delta: float = ..., reduction: Reduction = ...) -> ArrayT: ...
 @overload
 def smooth_l1(x: ArrayTree, *, delta: float = ..., reduction: Reduction = ...) -> Any: ...
-@penalty
+@penalty(
+    rows=True,
+    example=examples.matrix,
+    # Beyond these bounds 1/δ overflows in float32.
+    elementwise=lambda options: Elementwise(1.0, 0.0, options["delta"]) if 1e-30 < options["delta"] < 1e30 else None,
+    config='weight = 1e-4\ninputs = "params"\noptions = { delta = 0.1 }',
+)
 def smooth_l1(x: ArrayTree, *, delta: float = 1.0, reduction: Reduction = "sum") -> Any:
     """L1 with a round bottom: `x²/2δ` where `|x| < δ`, else `|x| − δ/2`.
 

@@ -1,12 +1,10 @@
 """Checks of what a caller passes: options, numbers, shapes."""
 
 import difflib
-import functools
-import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -20,12 +18,8 @@ __all__ = [
     "check_number",
     "check_same_shape",
     "is_whole",
-    "penalty",
     "unknown_option",
 ]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 POSITIVE: Final = math.ulp(0.0)
 """The smallest number above 0, as a lower bound."""
@@ -34,23 +28,6 @@ _LARGEST: Final = sys.float_info.max
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating)
 _FLAGS: Final = (bool, np.bool_)
 _WHOLE: Final[tuple[type[Any], ...]] = (int, np.integer)
-
-
-def penalty(fn: Callable[P, R]) -> Callable[P, R]:
-    """Make an unknown option of `fn` an `OptionError` that names the nearest one, where Python has a TypeError."""
-    name = fn.__name__
-    parameters = inspect.signature(fn).parameters
-    known = frozenset(parameters)
-    options = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
-
-    @functools.wraps(fn)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for given in kwargs:
-            if given not in known:
-                raise unknown_option(name, given, kwargs[given], options)
-        return fn(*args, **kwargs)
-
-    return call
 
 
 def unknown_option(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:

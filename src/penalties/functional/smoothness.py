@@ -7,14 +7,20 @@ from typing import Any, Literal
 from ..arrays import ArrayT
 from ..backends import Backend, backend_of, owner
 from ..errors import BackendError, ShapeError
-from .options import check_choice, check_number, check_same_shape, penalty
+from . import examples
+from .options import check_choice, check_number, check_same_shape
+from .penalty import penalty, strict_options
 from .randomness import check_seed, draw_uniform
 from .vectors import norm
 
 __all__ = ["gradient_penalty", "interpolated_gradient_penalty", "output_magnitude", "with_gradient_penalty"]
 
 
-@penalty
+@penalty(
+    needs_gradient=True,
+    example=examples.samples,
+    config="# Needs a function of yours; for log-probabilities see penalties.training.adapters:gradient_penalty.",
+)
 def gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> ArrayT:
     """`(‖∇ₓfn(x)‖ − target_norm)²`: keeps a critic or a network close to a chosen slope.
 
@@ -30,7 +36,12 @@ def gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float 
     return _penalized("gradient_penalty", fn, x, target_norm)[1]
 
 
-@penalty
+@penalty(
+    needs_gradient=True,
+    draws=True,
+    example=examples.two_samples,
+    config="# Needs a function of yours; for log-probabilities see penalties.training.adapters:gradient_penalty.",
+)
 def interpolated_gradient_penalty(
     fn: Callable[[Any], Any], x: ArrayT, reference: ArrayT, *, target_norm: float = 1.0, seed: Any = 0
 ) -> ArrayT:
@@ -56,7 +67,7 @@ def interpolated_gradient_penalty(
     return _penalized(name, fn, point, target_norm)[1]
 
 
-@penalty
+@strict_options
 def with_gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> tuple[ArrayT, ArrayT]:
     """`(fn(x), gradient_penalty(fn, x))` from one evaluation of `fn`.
 
@@ -68,7 +79,10 @@ def with_gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: f
     return _penalized("with_gradient_penalty", fn, x, target_norm)
 
 
-@penalty
+@penalty(
+    example=examples.matrix,
+    config='weight = 1e-2\ninputs = "flat_logits"\noptions = { target = 1.0 }',
+)
 def output_magnitude(y: ArrayT, *, target: float = 1.0, reduction: Literal["mean", "sum"] = "mean") -> ArrayT:
     """`(RMS(y) − target)²`, or with `reduction="sum"` `(‖y‖ − target)²`: keeps outputs at a chosen size.
 

@@ -6,8 +6,10 @@ from typing import Any, Final, Literal
 from ..arrays import ArrayT, Reduction
 from ..backends import Backend, backend_of
 from ..errors import OptionError, ShapeError
+from . import examples
 from .divergences import symmetric_kl
-from .options import check_choice, check_count, check_flag, check_same_shape, penalty
+from .options import check_choice, check_count, check_flag, check_same_shape
+from .penalty import penalty
 from .randomness import check_seed, draw_rows
 from .reduction import REDUCTIONS, check_mask, hide, reduce
 from .vectors import norm, unit
@@ -18,7 +20,12 @@ _ITERATIONS: Final = 100
 _GOLDEN: Final = (1 + math.sqrt(5)) / 2
 
 
-@penalty
+@penalty(
+    rows=True,
+    classes=True,
+    example=examples.pair,
+    config='weight = 0.1\ninputs = ["logprobs", "perturbed"]',
+)
 def consistency(
     a: ArrayT,
     b: ArrayT,
@@ -60,7 +67,11 @@ def consistency(
     return reduce(ops, per_row / max(shape[-1], 1) if reduction == "mean" else per_row, reduction, rows)
 
 
-@penalty
+@penalty(
+    draws=True,
+    example=examples.matrix,
+    config='weight = 1e-3\ninputs = "flat_hidden.1"\noptions = { sample_size = 64 }',
+)
 def orthogonality(
     x: ArrayT,
     *,

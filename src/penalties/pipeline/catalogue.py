@@ -8,55 +8,20 @@ from typing import Any, Final
 
 from .. import functional
 from ..errors import OptionError
+from ..functional.penalty import facts_of
 
 __all__ = ["BUILT_IN", "DRAWING", "OVER_CLASSES", "SEPARABLE", "TRIABLE", "find", "path_of"]
 
-BUILT_IN: Final[dict[str, Callable[..., Any]]] = {
-    name: getattr(functional, name)
-    for name in (
-        "l1",
-        "l2",
-        "elastic_net",
-        "smooth_l1",
-        "kl_divergence",
-        "js_divergence",
-        "entropy",
-        "consistency",
-        "orthogonality",
-        "gradient_penalty",
-        "interpolated_gradient_penalty",
-        "output_magnitude",
-        "kl_estimate",
-        "entropy_estimate",
-    )
-}
+_FACTS: Final = {name: facts for name in functional.__all__ if (facts := facts_of(getattr(functional, name)))}
+
+BUILT_IN: Final[dict[str, Callable[..., Any]]] = {name: getattr(functional, name) for name in _FACTS}
 """The penalties that a term may name, each a function from arrays to a scalar."""
 
-SEPARABLE: Final = tuple(
-    BUILT_IN[name]
-    for name in (
-        "l1",
-        "l2",
-        "elastic_net",
-        "smooth_l1",
-        "kl_divergence",
-        "js_divergence",
-        "entropy",
-        "consistency",
-        "kl_estimate",
-        "entropy_estimate",
-    )
-)
-"""Those that are a sum or mean over rows, so that they can be computed some rows at a time."""
-
-OVER_CLASSES: Final = tuple(BUILT_IN[name] for name in ("kl_divergence", "js_divergence", "entropy", "consistency"))
-"""Those that sum over the last axis, or may, before they reduce."""
-
-TRIABLE: Final = (*SEPARABLE, BUILT_IN["orthogonality"], BUILT_IN["output_magnitude"])
-"""Those that can be tried on a few numbers, to see whether their options are right."""
-
-DRAWING: Final = (BUILT_IN["orthogonality"], BUILT_IN["interpolated_gradient_penalty"])
-"""Those that draw: in a pipeline their seed is folded with the step."""
+# For modules that do not ask for facts yet; nothing new uses these.
+SEPARABLE: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if facts.rows)
+OVER_CLASSES: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if facts.classes)
+TRIABLE: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if not facts.needs_gradient)
+DRAWING: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if facts.draws)
 
 
 def find(name: str) -> Any:

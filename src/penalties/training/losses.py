@@ -15,7 +15,8 @@ from ..backends import owner
 from ..errors import InputError, MissingLibraryError
 from ..functional import kl_divergence, kl_estimate
 from ..functional import renormalize as renormalized
-from ..functional.options import POSITIVE, check_choice, check_flag, check_number, penalty
+from ..functional.options import POSITIVE, check_choice, check_flag, check_number
+from ..functional.penalty import strict_options
 from ..functional.reduction import reduce
 from .adapters.packing import REDUCTIONS, candidates, extremes
 from .reading import inputs_of, numpy_of, targets_of, weights_of
@@ -29,7 +30,7 @@ Result: TypeAlias = tuple["Tensor", dict[str, Any]]
 """A loss, and metrics that carry no graph."""
 
 
-@penalty
+@strict_options
 def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
     """`Σ −logprob·weight`, as the service computes it.
 
@@ -55,7 +56,7 @@ def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result"
     return loss, {"mean_nll": mean, "perplexity": mean.exp()}
 
 
-@penalty
+@strict_options
 def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
     """`−Σ exp(logprob − old)·advantage`, with `logprobs`, the old ones, and `advantages` in the data, as the service.
 
@@ -86,7 +87,7 @@ def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "R
     }
 
 
-@penalty
+@strict_options
 def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[Any], *, beta: float = 0.1) -> "Result":
     """Direct preference optimization (Rafailov et al., 2023) of pairs of data, the chosen one first.
 
@@ -132,7 +133,7 @@ def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[A
     }
 
 
-@penalty
+@strict_options
 def reverse_kl(
     data: Sequence[Any],
     logprobs: "Sequence[Tensor]",

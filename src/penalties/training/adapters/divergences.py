@@ -5,7 +5,8 @@ from typing import Any, Literal
 from ... import functional as f
 from ...arrays import ArrayTree
 from ...errors import OptionError
-from ...functional.options import check_choice, check_flag, penalty
+from ...functional.options import check_choice, check_flag
+from ...functional.penalty import strict_options
 from ...functional.reduction import reduce
 from .packing import (
     REDUCTIONS,
@@ -20,7 +21,7 @@ from .packing import (
 __all__ = ["consistency", "entropy", "kl"]
 
 
-@penalty
+@strict_options
 def entropy(
     logprobs: ArrayTree,
     mask: ArrayTree = None,
@@ -64,7 +65,7 @@ def entropy(
     return value if mode == "penalty" else -value, extremes(ops, values, mask, "entropy")
 
 
-@penalty
+@strict_options
 def kl(
     logprobs: ArrayTree,
     reference: ArrayTree,
@@ -116,7 +117,7 @@ def kl(
     return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "kl")
 
 
-@penalty
+@strict_options
 def consistency(
     logprobs: ArrayTree,
     pair: ArrayTree,

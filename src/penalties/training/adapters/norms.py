@@ -5,14 +5,15 @@ from typing import Any, Literal
 from ... import functional as f
 from ...arrays import ArrayTree
 from ...backends import Backend
-from ...functional.options import check_choice, penalty
+from ...functional.options import check_choice
+from ...functional.penalty import strict_options
 from ...functional.reduction import reduce
 from .packing import REDUCTIONS, Metrics, columns_of
 
 __all__ = ["elastic_net", "l1", "l2"]
 
 
-@penalty
+@strict_options
 def l1(
     logprobs: ArrayTree,
     mask: ArrayTree = None,
@@ -37,7 +38,7 @@ def l1(
     }
 
 
-@penalty
+@strict_options
 def l2(
     logprobs: ArrayTree,
     mask: ArrayTree = None,
@@ -74,7 +75,7 @@ def l2(
     return reduce(ops, values, reduction, mask), metrics
 
 
-@penalty
+@strict_options
 def elastic_net(
     logprobs: ArrayTree,
     mask: ArrayTree = None,

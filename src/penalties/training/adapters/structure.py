@@ -10,7 +10,8 @@ from ... import functional as f
 from ...arrays import ArrayTree
 from ...backends import Backend
 from ...errors import OptionError
-from ...functional.options import check_choice, is_whole, penalty
+from ...functional.options import check_choice, is_whole
+from ...functional.penalty import strict_options
 from ...functional.reduction import hide, reduce
 from ...pipeline.catalogue import find
 from .packing import REDUCTIONS, Columns, Metrics, columns_of, concatenated, extremes
@@ -18,7 +19,7 @@ from .packing import REDUCTIONS, Columns, Metrics, columns_of, concatenated, ext
 __all__ = ["gradient_penalty", "orthogonality"]
 
 
-@penalty
+@strict_options
 def orthogonality(
     logprobs: ArrayTree,
     mask: ArrayTree = None,
@@ -69,7 +70,7 @@ def orthogonality(
     return reduce(ops, values, reduction), extremes(ops, values, None, "orthogonality")
 
 
-@penalty
+@strict_options
 def gradient_penalty(
     logprobs: ArrayTree,
     reference: ArrayTree = None,

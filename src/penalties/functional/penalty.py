@@ -1,0 +1,181 @@
+"""What a penalty knows about itself, declared where it is written."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
+
+from .options import unknown_option
+
+__all__ = ["Elementwise", "Facts", "facts_of", "penalty", "strict_options"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ATTRIBUTE: Final = "__penalty_facts__"
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """A sum of one function over all elements, with its derivative in closed form.
+
+    With `s = sign(x)`, or `s = clamp(x/δ, −1, 1)` where `δ = delta` is above 0, an element contributes
+
+        value       bent·(s·x − δ/2·s²) + straight/2·x²
+        derivative  bent·s + straight·x
+
+    so that value, derivative and norm of the gradient follow from the sums of `s·x`, `s²` and `x²`.
+    """
+
+    bent: float
+    straight: float
+    delta: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a penalty is, for whoever composes, chunks, fuses, tests or documents it."""
+
+    function: Callable[..., Any]
+    """The penalty itself, without the check of its options' names."""
+
+    example: Callable[[], tuple[Any, ...]]
+    """Makes small arguments to try it on: NumPy arrays, after `fn` where it takes one."""
+
+    rows: bool = False
+    """A sum or mean over rows (the leading axes), so that a few rows can be computed at a time."""
+
+    coupled: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of options that couple the rows after all: `{"center": "mean"}`."""
+
+    classes: bool = False
+    """It works over the last axis, or may, before it reduces."""
+
+    distribution: bool = False
+    """Its inputs are log-probabilities over the last axis."""
+
+    divergence: Literal["kl", "js", "entropy"] | None = None
+    """Which class-wise sum it is, for kernels that know it."""
+
+    draws: bool = False
+    """It draws at random, from its option `seed`."""
+
+    needs_gradient: bool = False
+    """It differentiates a function `fn` that it is given, so that NumPy cannot run it."""
+
+    elementwise: Callable[[Mapping[str, Any]], Elementwise | None] | None = None
+    """The closed form of its sum, from all of its options; None where these options have none."""
+
+    config: str = ""
+    """The lines after `fn` of a `[[term]]` table that uses it, or a comment that names what to use instead."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Its options and their defaults."""
+
+    def options(self, given: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """All options, with the given ones in place of their defaults."""
+        return {**self.defaults, **given}
+
+    def separable(self, given: Mapping[str, Any] = _NOTHING) -> bool:
+        """Whether, with these options, it is a sum or mean over rows.
+
+        A mask that is an option rather than an input is not cut with the rows, so with one it is not separable.
+        """
+        options = self.options(given)
+        if not self.rows or options.get("reduction") not in ("sum", "mean") or options.get("mask") is not None:
+            return False
+        # By type too: an option may be an array, which equals nothing in particular.
+        return not any(
+            type(options[name]) is type(value) and options[name] == value for name, value in self.coupled.items()
+        )
+
+    def closed_form(self, given: Mapping[str, Any] = _NOTHING) -> Elementwise | None:
+        """The closed form of its sum with these options, or None. Whether it is a mean is for the caller to ask."""
+        return None if self.elementwise is None else self.elementwise(self.options(given))
+
+
+def penalty(
+    *,
+    example: Callable[[], tuple[Any, ...]],
+    rows: bool = False,
+    coupled: Mapping[str, Any] = _NOTHING,
+    classes: bool = False,
+    distribution: bool = False,
+    divergence: Literal["kl", "js", "entropy"] | None = None,
+    draws: bool = False,
+    needs_gradient: bool = False,
+    elementwise: Callable[[Mapping[str, Any]], Elementwise | None] | None = None,
+    config: str = "",
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare the facts of a penalty; an option that it does not have becomes an `OptionError`.
+
+    The arguments are those of `Facts`. `facts_of(fn)` reads them.
+    """
+
+    def declare(fn: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(fn).parameters.values()
+        facts = Facts(
+            function=fn,
+            example=example,
+            rows=rows,
+            coupled=coupled,
+            classes=classes,
+            distribution=distribution,
+            divergence=divergence,
+            draws=draws,
+            needs_gradient=needs_gradient,
+            elementwise=elementwise,
+            config=config,
+            defaults=MappingProxyType({p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}),
+        )
+        setattr(fn, _ATTRIBUTE, facts)
+        return strict_options(fn)
+
+    return declare
+
+
+def facts_of(fn: Any) -> Facts | None:
+    """The facts of a penalty; None for any other function.
+
+    Of a `functools.partial` that fixes options they are those of the penalty with these options as defaults; one that
+    fixes an input has none.
+
+    >>> import functools
+    >>> import penalties as pn
+    >>> facts_of(pn.l2).separable(), facts_of(functools.partial(pn.l2, center="mean")).separable()
+    (True, False)
+    >>> facts_of(abs) is None
+    True
+    """
+    if isinstance(fn, functools.partial):
+        fixed = cast("functools.partial[Any]", fn)
+        facts = facts_of(fixed.func)
+        if facts is None or fixed.args or not fixed.keywords.keys() <= facts.defaults.keys():
+            return None
+        return dataclasses.replace(facts, defaults=MappingProxyType(facts.options(fixed.keywords)))
+    facts = getattr(fn, _ATTRIBUTE, None)
+    if not isinstance(facts, Facts):
+        return None
+    # functools.wraps copies attributes: somebody's wrapper around a penalty is not that penalty.
+    return facts if fn is facts.function or getattr(fn, "__wrapped__", None) is facts.function else None
+
+
+def strict_options(fn: Callable[P, R]) -> Callable[P, R]:
+    """Make an option that `fn` does not have an `OptionError` that names the nearest one; Python has a TypeError."""
+    name = fn.__name__
+    parameters = inspect.signature(fn).parameters
+    known = frozenset(parameters)
+    options = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for given in kwargs:
+            if given not in known:
+                raise unknown_option(name, given, kwargs[given], options)
+        return fn(*args, **kwargs)
+
+    return call
