@@ -21,12 +21,12 @@ import torch
 
 from penalties import telemetry
 from penalties.app.config import Config, load
-from penalties.app.progress import Progress, Silent
-from penalties.app.progress_live import Live
-from penalties.app.remembering import References
 from penalties.app.runs import Run
-from penalties.app.sinks import attached
+from penalties.app.runs.references import References
 from penalties.app.train import Training
+from penalties.app.train.live import Live
+from penalties.app.train.progress import Progress, Silent
+from penalties.app.train.sinks import attached
 from penalties.execution.executor import Executor
 from penalties.pipeline.schedules import weights
 from penalties.training import (

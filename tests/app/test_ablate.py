@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from penalties.app import ablate as ablate_module
-from penalties.app import train as train_module
 from penalties.app.ablate import Outcome, Variant, ablate, compared, shown, variants
 from penalties.app.config import Config, ConfigError, load
-from penalties.app.disk import RunError
-from penalties.app.lock import Lock
-from penalties.app.progress import SILENT
 from penalties.app.runs import Run
+from penalties.app.runs.disk import RunError
+from penalties.app.runs.lock import Lock
 from penalties.app.train import Interrupted
+from penalties.app.train import start as start_module
+from penalties.app.train.progress import SILENT
 from penalties.errors import TermError
 
 from .stand_ins import Backend, killing, write_config
@@ -30,7 +30,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
         made.append(Backend(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(train_module, "connect", connect)
+    monkeypatch.setattr(start_module, "connect", connect)
     return made
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penalties.app.catalogue import KINDS, entries, entry_of_path
-from penalties.app.catalogue_examples import EXAMPLES
+from penalties.app.catalogue.entries import KINDS, entries, entry_of_path
+from penalties.app.catalogue.examples import EXAMPLES
 from penalties.app.config import Config
-from penalties.app.config_objective import INPUTS, LOCAL_INPUTS
-from penalties.app.config_options import SHIPPED, inputs_of, wrong_value
+from penalties.app.config.objective import INPUTS, LOCAL_INPUTS
+from penalties.app.config.options import SHIPPED, inputs_of, wrong_value
 from penalties.app.data import Stream
 from penalties.errors import OptionError
 from penalties.pipeline import Term

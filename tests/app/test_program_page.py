@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penalties.app.catalogue import Entry, entries
+from penalties.app.catalogue.entries import Entry, entries
 from penalties.app.cli import COMMANDS
 from penalties.app.config import find
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penalties.app.config import load
-from penalties.app.log import records
+from penalties.app.runs.log import records
 from tests.app.stand_ins import comparable, write_config
 
 from .forks import Forks

@@ -17,12 +17,12 @@ from ..encoding import encode
 from ..errors import said
 from ..files import write_atomically
 from ..pipeline.table import table
-from .disk import RunError, writing
-from .lock import Lock
 from .privacy import hide
-from .progress import Progress, short
-from .runs import Run
+from .runs.disk import RunError, writing
+from .runs.lock import Lock
+from .runs.run import Run
 from .train import check_config, train
+from .train.progress import Progress, short
 
 if TYPE_CHECKING:
     from .config import Config

@@ -57,7 +57,7 @@ def _group() -> "click.Group":
 
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
             if cmd_name not in COMMANDS:
-                from .config_problems import joined, nearest
+                from .problems import joined, nearest
 
                 there = joined(COMMANDS, "and")
                 raise click.UsageError(f'there is no command "{cmd_name}"{nearest(cmd_name, COMMANDS)} ({there})', ctx)

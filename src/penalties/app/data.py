@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from ..training.types import Datum, ModelInput, TensorData
-from .config_problems import DataError, Problem, joined, nearest
+from .problems import DataError, Problem, joined, nearest
 
 if TYPE_CHECKING:
     from .config import Config

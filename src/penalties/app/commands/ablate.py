@@ -51,10 +51,10 @@ def command(
     """
     from ..ablate import Variant, ablate, compared, holds_ablation, shown, variants
     from ..config import load
-    from ..disk import RunError
-    from ..progress import Progress, chosen
     from ..report import write
-    from ..train import Interrupted
+    from ..runs.disk import RunError
+    from ..train.loop import Interrupted
+    from ..train.progress import Progress, chosen
 
     if sweeps and not remove:
         raise click.UsageError("--sweep and --keep exclude each other: a sweep removes no terms")

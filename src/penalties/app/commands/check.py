@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...pipeline import Term
-from ..config_problems import ConfigError, DataError, Problem
 from ..console import problem
+from ..problems import ConfigError, DataError, Problem
 from .options import as_json, debug, quiet, values
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from ...errors import OptionError
-from ..catalogue import KINDS, Entry, Value, entries, entry_of_path
-from ..config_problems import nearest
+from ..catalogue.entries import KINDS, Entry, Value, entries, entry_of_path
 from ..console import highlighted, table
+from ..problems import nearest
 from .list import LISTED, show
 from .options import as_json, debug
 

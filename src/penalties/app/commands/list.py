@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import click
 
-from ..catalogue import KINDS, Entry, entries
-from ..config_problems import joined, nearest
+from ..catalogue.entries import KINDS, Entry, entries
 from ..console import table
+from ..problems import joined, nearest
 from .options import as_json, debug
 
 __all__ = ["LISTED", "command", "show"]

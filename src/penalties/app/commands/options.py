@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..config_problems import ConfigError, DataError
+from ..problems import ConfigError, DataError
 
 __all__ = ["as_json", "command_line", "debug", "folder_of", "quiet", "telling_what_checks", "values"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ...encoding import dumps
-from ..disk import RunError
+from ..runs.disk import RunError
 from .options import as_json, debug, quiet
 
 __all__ = ["command", "told"]

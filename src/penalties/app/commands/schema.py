@@ -17,7 +17,7 @@ def command(out: Path | None) -> None:
 
     With `#:schema FILE` in the first line of a config, editors that know TOML complete and check it.
     """
-    from ..config_schema import written
+    from ..config.schema import written
 
     if out is None:
         click.echo(written(), nl=False)

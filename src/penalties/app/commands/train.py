@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...encoding import dumps
-from ..config_problems import joined
-from ..disk import RunError
+from ..problems import joined
+from ..runs.disk import RunError
 from .options import as_json, command_line, debug, folder_of, quiet, telling_what_checks, values
 from .report import told
 
@@ -44,9 +44,9 @@ def command(
     """
     from ...errors import TermError
     from ..config import load, load_again
-    from ..progress import chosen
-    from ..runs import Run
+    from ..runs.run import Run
     from ..train import Interrupted, train
+    from ..train.progress import chosen
 
     place = folder
     if resume:
@@ -134,7 +134,7 @@ def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Pa
 
 
 def _made(place: Path) -> bool:
-    from ..disk import writing
+    from ..runs.disk import writing
 
     with writing(place):
         place.parent.mkdir(parents=True, exist_ok=True)

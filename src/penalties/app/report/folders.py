@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from ..disk import RunError
+from ..runs.disk import RunError
 
 __all__ = ["named", "runs_in"]
 

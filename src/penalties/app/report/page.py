@@ -10,22 +10,22 @@ from typing import Any, Final
 
 from ...errors import MissingLibraryError
 from ...files import write_atomically
-from ..disk import RunError, writing
-from .compare import compare
-from .compare_sections import comparison_figures, run_rows, unlike
+from ..runs.disk import RunError, writing
+from .charts.palette import css
+from .charts.scales import seconds, steps_shown
+from .comparison.contenders import Contender, contenders
+from .comparison.sections import comparison_figures, run_rows, unlike
+from .comparison.verdict import compare
 from .config_text import toml
-from .contenders import Contender, contenders
-from .findings import Verdict
 from .folders import named, runs_in
-from .palette import css
 from .reading import read
 from .runlog import RunLog
-from .scales import seconds, steps_shown
 from .sections import colors, cosines, count_series, events, failures, figures, term_note, term_rows, time_rows
-from .sentences import short
 from .summary import Summary, summarise
-from .verdict import judge
-from .verdict_terms import CONFLICT
+from .verdict.findings import Verdict
+from .verdict.judge import judge
+from .verdict.sentences import short
+from .verdict.terms import CONFLICT
 
 __all__ = ["Report", "make", "write"]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ...errors import said
 from ...pipeline.output import BASE
-from ..disk import RunError
 from ..privacy import hide
+from ..runs.disk import RunError
 from .lines import Columns, number
 from .runlog import Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
 

@@ -9,15 +9,15 @@ from typing import Final
 import numpy as np
 
 from ...pipeline.output import BASE
-from .charts import lines
-from .figure import Figure
-from .marks import Moment
-from .palette import term_class
-from .places import elsewhere, place_words
+from .charts.figure import Figure
+from .charts.lines import lines
+from .charts.marks import Moment
+from .charts.palette import term_class
+from .charts.scales import percent, seconds, shown, steps_shown
+from .charts.sheet import Frame, Line
+from .charts.stacks import folded, stack
+from .measured import elsewhere, place_words
 from .runlog import RunLog, Series, TermLog
-from .scales import percent, seconds, shown, steps_shown
-from .sheet import Frame, Line
-from .stacks import folded, stack
 from .summary import Ends, Summary, shares
 
 __all__ = [

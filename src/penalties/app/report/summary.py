@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from .places import elsewhere
+from .measured import elsewhere
 from .runlog import Floats, Ints, RunLog, Series, TermLog
 
 __all__ = ["Ends", "Pair", "Spike", "Summary", "TermSummary", "ends", "shares", "summarise"]

@@ -1,0 +1,1 @@
+"""Everything that a config may name: for `penalties list` and `penalties describe`."""

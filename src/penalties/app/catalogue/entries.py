@@ -1,0 +1,148 @@
+"""Everything that a config may name, with what is to be known of it: for `penalties list` and `penalties describe`."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast, get_args
+
+from ...pipeline.catalogue import BUILT_IN, find
+from ...training.losses import BY_NAME
+from ..config import Config
+from ..config.messages import Schema, allowed, child_of, resolved, schema_of
+from ..config.objective import INPUTS, LOCAL_INPUTS, LOSSES
+from ..config.options import ADAPTERS, inputs_of, options_of
+from ..config.schedules import ScheduleTable
+from ..config.table import Table
+from ..config.tables import ReferenceTable, SinksTable, WrapTable
+from ..problems import shown
+from .examples import EXAMPLES
+
+__all__ = ["KINDS", "Entry", "Value", "entries", "entry_of_path"]
+
+KINDS: Final = {
+    "penalty": "fn of a [[term]]",
+    "batch": "fn of a [[term]]: over a batch, one array per datum",
+    "loss": "loss of [train]",
+    "reference": "kind of an entry of [references]",
+    "schedule": "kind of the schedule of a [[term]] or of [train]",
+    "wrap": "kind of an entry of wrap of a [[term]]",
+    "sink": "a key of [sinks]",
+    "input": "in inputs of a [[term]]",
+    "table": "a table of a config",
+    "key": "a key of a table",
+    "function": "fn of a [[term]], or loss of [train]",
+}
+"""The kinds of things, and where each is named in a config."""
+
+
+class Value(NamedTuple):
+    """A key of a table, or an option of a function."""
+
+    name: str
+    allowed: str
+    default: str
+    """Empty where it must be given."""
+    meaning: str
+
+
+class Entry(NamedTuple):
+    """One thing that a config may name."""
+
+    kind: str
+    name: str
+    summary: str
+    details: str = ""
+    reads: tuple[str, ...] = ()
+    """The inputs of a function."""
+    values: tuple[Value, ...] = ()
+    example: str = ""
+    """How it stands in a config."""
+
+
+def entries() -> Iterator[Entry]:
+    """Everything, kind by kind."""
+    for name, function in BUILT_IN.items():
+        yield _function("penalty", name, function)
+    for name, function in ADAPTERS.items():
+        yield _function("batch", name, function)
+    for name in LOSSES:
+        yield _function("loss", name, BY_NAME[name])
+    for kind, union in (("reference", ReferenceTable), ("schedule", ScheduleTable), ("wrap", WrapTable)):
+        for table in get_args(get_args(union)[0]):
+            yield _kind(kind, table)
+    yield from _tables("sink", SinksTable)
+    for name, summary in INPUTS.items():
+        yield Entry("input", name, _sentence(summary))
+    for name, summary in LOCAL_INPUTS.items():
+        yield Entry("input", name, f"{_sentence(summary)} Local backend.")
+    yield from _tables("table", Config)
+
+
+def entry_of_path(path: str) -> Entry:
+    """A function of someone's own; an `OptionError` where there is none."""
+    function = find(path)
+    text = inspect.getdoc(function) or "It says nothing about itself."
+    summary, _, rest = text.partition("\n")
+    parameters = inspect.signature(function).parameters.values()
+    reads = tuple(one.name for one in parameters if one.default is one.empty)
+    options = tuple(
+        Value(one.name, "", _default(one.default), "") for one in parameters if one.default is not one.empty
+    )
+    return Entry("function", path, summary, _prose(rest), reads, options, f'[[term]]\nfn = "{path}"\nweight = 0.1')
+
+
+def _function(kind: str, name: str, function: Any) -> Entry:
+    summary, _, rest = cast("str", inspect.getdoc(function)).partition("\n")
+    options = tuple(
+        Value(option.name, option.allowed, _default(option.default), "") for option in options_of(function).values()
+    )
+    return Entry(kind, name, summary, _prose(rest), tuple(inputs_of(function)), options, EXAMPLES[kind, name])
+
+
+def _kind(kind: str, table: type[Table]) -> Entry:
+    """A table of a union by kind."""
+    schema = schema_of(table)
+    node = resolved(schema, schema)
+    name = node["properties"]["kind"]["const"]
+    values = tuple(value for value in _values(schema, node) if value.name != "kind")
+    return Entry(kind, name, node["description"], values=values, example=EXAMPLES[kind, name])
+
+
+def _tables(kind: str, table: type[Table]) -> Iterator[Entry]:
+    """The tables in a table."""
+    schema = schema_of(table)
+    for name, described in schema["properties"].items():
+        node = child_of(schema, schema, name) or {}
+        node = (child_of(schema, node, 0) or {}) if name == "term" else node
+        example = EXAMPLES.get((kind, name), "")
+        yield Entry(
+            kind, name, resolved(schema, described)["description"], values=_values(schema, node), example=example
+        )
+
+
+def _values(schema: Schema, node: Schema) -> tuple[Value, ...]:
+    """The keys of a table."""
+    required = node.get("required", ())
+    properties = cast("Mapping[str, Any]", node.get("properties", {}))
+    return tuple(
+        Value(
+            name,
+            allowed(schema, one),
+            "" if name in required else _default(one.get("default", {})),
+            one.get("description", ""),
+        )
+        for name, one in properties.items()
+    )
+
+
+def _default(value: Any) -> str:
+    return "not set" if value is None else shown(value)
+
+
+def _prose(text: str) -> str:
+    """A docstring without the examples that are run."""
+    return re.split(r"^>>>", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,116 @@
+"""The config of a run as a whole: its tables, and what they build."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from pydantic import Field, PrivateAttr
+
+from ...pipeline import Pipeline, Term
+from ...pipeline.schedules import Schedule, constant
+from ...training.losses import BY_NAME
+from ...training.references import Provider, client, initial, perturbed
+from ..problems import ConfigError
+from .objective import arguments, base_term
+from .reading import read
+from .schedules import made
+from .table import Table
+from .tables import (
+    BackendTable,
+    ClientTable,
+    DataTable,
+    ModelTable,
+    PerturbedTable,
+    ReferenceTable,
+    SinksTable,
+    TermTable,
+    TrainTable,
+)
+
+__all__ = ["FOLDERS", "Config"]
+
+FOLDERS: Final = "folder"
+"""A key beside the tables in what `to_dict` gives."""
+
+
+class Config(Table):
+    """Everything that a run is made of."""
+
+    model: ModelTable = ModelTable()
+    """The model that is trained."""
+    backend: BackendTable = BackendTable()
+    """Where the model is trained."""
+    data: DataTable
+    """What it is trained on."""
+    train: TrainTable = TrainTable()
+    """How it is trained."""
+    references: dict[str, ReferenceTable] = Field(default={})
+    """What terms compare with: one array for each example, by name."""
+    term: list[TermTable] = Field(default=[])
+    """The terms of the objective, beside the base loss."""
+    sinks: SinksTable = SinksTable()
+    """Where metrics go beside the run's own log."""
+    _folders: tuple[str, ...] = PrivateAttr(default=())
+    """Where modules that it names were found, beside the config or in the working directory."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole config with every default, as data for JSON; there are no secrets in it.
+
+        `folder` is there where it names modules beside the config, or in the working directory: a list of where they
+        are, for whoever goes on with a run.
+        """
+        return self.model_dump(mode="json") | ({FOLDERS: list(self._folders)} if self._folders else {})
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> "Config":
+        """The config that `to_dict` gave; neither files nor functions are looked for."""
+        config, problems = read(cls, {key: value for key, value in given.items() if key != FOLDERS})
+        if problems:
+            raise ConfigError("config", problems)
+        return config.found_in(given.get(FOLDERS, ()))
+
+    def found_in(self, folders: Iterable[str]) -> "Config":
+        """The same with its modules in these folders."""
+        made = self.model_copy()
+        made._folders = tuple(folders)
+        return made
+
+    def pipeline(self) -> Pipeline:
+        """The terms, without the base loss."""
+        return Pipeline.from_config([arguments(table) for table in self.term])
+
+    @property
+    def base(self) -> Term | dict[str, Any]:
+        """The base loss, as `forward_backward_custom` takes it; made anew each time, so keep it."""
+        if self.train.loss in BY_NAME:
+            return {"fn": self.train.loss, "options": dict(self.train.loss_options)}
+        return base_term(self.train.loss, self.train.loss_options)
+
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules of weights, by the names of their terms."""
+        terms = zip(self.pipeline().names, self.term, strict=True)
+        return {
+            name: made(table.schedule, table.weight, self.train.steps)
+            for name, table in terms
+            if table.schedule is not None
+        }
+
+    def learning_rate(self) -> Schedule:
+        """The learning rate as a function of the step."""
+        train = self.train
+        return (
+            constant(train.learning_rate)
+            if train.schedule is None
+            else made(train.schedule, train.learning_rate, train.steps)
+        )
+
+    def providers(self, teacher: Callable[[ClientTable], Any]) -> dict[str, Provider]:
+        """What makes each reference; `teacher` makes the client of another model."""
+        return {name: _provider(table, teacher) for name, table in self.references.items()}
+
+
+def _provider(table: ReferenceTable, teacher: Callable[[ClientTable], Any]) -> Provider:
+    if isinstance(table, ClientTable):
+        return client(teacher(table), cache=table.cache)
+    if isinstance(table, PerturbedTable):
+        return perturbed(table.token_dropout, table.seed, table.replacement)
+    return initial()

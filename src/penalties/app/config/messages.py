@@ -1,0 +1,213 @@
+"""What pydantic found wrong with a config, in words: the table and key, what was found, what is allowed."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+
+from ..problems import Problem, joined, nearest, shown
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+__all__ = ["Place", "Schema", "allowed", "child_of", "found_wrong", "label_of", "resolved", "schema_of"]
+
+Schema: TypeAlias = Mapping[str, Any]
+"""A node of a JSON Schema."""
+
+Place: TypeAlias = tuple[str | int, ...]
+"""The way to a value through tables and lists."""
+
+_SWITCH: Final = "switch"
+"""A key of a node that takes true and false in the place of a table."""
+
+_KEY: Final = ("[key]",)
+"""The end of a location where a key is wrong, and not its value."""
+
+_SECRETS: Final = ("key", "token", "secret", "password", "credential")
+"""Words in the name of a key whose value is never repeated."""
+
+
+class Wrong(NamedTuple):
+    """A problem, and the place of what it is about in what was read."""
+
+    problem: Problem
+    place: Place
+
+
+@cache
+def schema_of(table: Any) -> Schema:
+    """The JSON Schema of a table."""
+    return table.model_json_schema()
+
+
+def found_wrong(error: "ValidationError", table: Any, raw: Mapping[str, Any]) -> list[Wrong]:
+    """Everything that pydantic found, each place once."""
+    schema = schema_of(table)
+    found: dict[str, Wrong] = {}
+    for entry in error.errors(include_url=False):
+        loc = entry["loc"]
+        # What is wrong with a key is told of the table that it is in.
+        place, node, rest = _walk(schema, loc[:-2] if loc[-1:] == _KEY else loc)
+        message, place = _message(entry, schema, node, place, rest)
+        where = _where(place, raw)
+        found.setdefault(where, Wrong(Problem(where, message), place))
+    return list(found.values())
+
+
+def _message(entry: Any, schema: Schema, node: Schema, place: Place, rest: Sequence[Any]) -> tuple[str, Place]:
+    kind, given = entry["type"], entry["input"]
+    if kind == "extra_forbidden":
+        key = str(rest[0])
+        return _unknown(schema, node, place, key, given), (*place, key)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        kinds = list(node["discriminator"]["mapping"])
+        expected = joined(f'"{one}"' for one in kinds)
+        if kind == "union_tag_not_found":
+            return f"missing; expected {expected}", (*place, "kind")
+        tag = entry["ctx"]["tag"]
+        return f"found {shown(given['kind'])}; expected {expected}{nearest(tag, kinds, quoted=True)}", (*place, "kind")
+    if kind == "missing":
+        return f"missing; expected {allowed(schema, node)}: {node['description']}", place
+    if entry["loc"][-1:] == _KEY:
+        return f"found the key {shown(given)}; expected others: {node['description']}", place
+    message = f"found {shown(given)}; expected {allowed(schema, node)}"
+    if kind in ("too_short", "string_too_short"):
+        return f"{message} that is not empty", place
+    if place == ("term",):
+        return f"{message}: write [[term]] above each, with two brackets", place
+    return f"{message}{nearest(given, _choices(node), quoted=True) if isinstance(given, str) else ''}", place
+
+
+def _unknown(schema: Schema, node: Schema, place: Place, key: str, given: Any) -> str:
+    """An unknown key: the nearest known one, or the table that it is a key of."""
+    known = list(node.get("properties", {}))
+    if not place:
+        return f"no such table{nearest(key, known)} (there are {joined(known, 'and')})"
+    if any(word in key.lower() for word in _SECRETS):
+        # Whatever stands there is repeated nowhere.
+        return "no such key; API keys are read from the environment (TINKER_API_KEY), never from a config: take it out"
+    hint = nearest(key, known)
+    if not hint:
+        tables = cast("Mapping[str, Any]", schema["properties"])
+        elsewhere = [f"[{name}]" for name, one in tables.items() if key in _properties(schema, one)]
+        hint = f"; it is a key of {joined(elsewhere)}" if elsewhere else ""
+    return f"no such key, found {shown(given)}{hint} (allowed: {', '.join(known) or 'none'})"
+
+
+def _properties(schema: Schema, node: Schema) -> Mapping[str, Any]:
+    node = resolved(schema, node)
+    return resolved(schema, node.get("items", node)).get("properties", {})
+
+
+# The way to a place: through the schema, so that what pydantic puts into it for unions is left out.
+
+
+def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[Place, Schema, Sequence[str | int]]:
+    """As far as a location is one of the schema: the place, its node, and what is left of the location."""
+    place: Place = ()
+    node = schema
+    for index, part in enumerate(loc):
+        branch = _tagged(schema, node, part)
+        if branch is not None:
+            node = branch
+            continue
+        child = child_of(schema, node, part)
+        if child is None:
+            return place, node, loc[index:]
+        place, node = (*place, part), child
+    return place, node, ()
+
+
+def resolved(schema: Schema, node: Schema) -> Schema:
+    """The node that is meant: without references to others, and without the alternative of nothing."""
+    while "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]] | {k: v for k, v in node.items() if k != "$ref"}
+    branches = [one for one in node.get("anyOf", ()) if one.get("type") not in ("null", "boolean")]
+    if len(branches) == 1 and "anyOf" in node:
+        # Something or nothing: what counts is the something.
+        rest = {key: value for key, value in node.items() if key != "anyOf"}
+        switch = {_SWITCH: True} if {"type": "boolean"} in node["anyOf"] else {}
+        return {**resolved(schema, branches[0]), **rest, **switch}
+    return node
+
+
+def _tagged(schema: Schema, node: Schema, part: str | int) -> Schema | None:
+    """The branch of a union by kind that a part of a location names."""
+    mapping = node.get("discriminator", {}).get("mapping", {})
+    return resolved(schema, {"$ref": mapping[part]}) if part in mapping else None
+
+
+def child_of(schema: Schema, node: Schema, part: str | int) -> Schema | None:
+    """The node of a key of a table, or of the entries of a list; None where there is none."""
+    if isinstance(part, int):
+        child = node.get("items")
+    else:
+        others = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+        child = node.get("properties", {}).get(part, others[0])
+    # `true` is a table of anything, of which nothing is wrong.
+    return resolved(schema, cast("Schema", child)) if isinstance(child, Mapping) else None
+
+
+def _where(place: Place, raw: Mapping[str, Any]) -> str:
+    """A place as one writes it, with terms by their names."""
+    parts = [str(part + 1) if isinstance(part, int) else part for part in place]
+    if len(place) > 1 and place[0] == "term" and isinstance(place[1], int):
+        parts[1] = label_of(raw["term"], place[1])
+    return ".".join(parts)
+
+
+def label_of(terms: Sequence[Any], index: int) -> str:
+    """What a term is called in messages: its name, or what would be; its number where that names no single one.
+
+    >>> label_of([{"fn": "l1"}, {"fn": "my.terms:topology"}, {"weight": 1}], 1)
+    'topology'
+    """
+    labels = [_label(term) for term in terms]
+    label = labels[index]
+    return label if label is not None and labels.count(label) == 1 else str(index + 1)
+
+
+def _label(term: Any) -> str | None:
+    if not isinstance(term, Mapping):
+        return None
+    given = cast("Mapping[str, Any]", term)
+    name, fn = given.get("name"), given.get("fn")
+    found = name if isinstance(name, str) else fn.rpartition(":")[2] if isinstance(fn, str) else None
+    return found or None
+
+
+# What is allowed at a place, in words.
+
+
+def allowed(schema: Schema, node: Schema) -> str:
+    """What a node of the schema takes.
+
+    >>> allowed({}, {"type": "integer", "minimum": 1})
+    'a whole number of at least 1'
+    >>> allowed({}, {"enum": ["local", "tinker"]})
+    '"local" or "tinker"'
+    """
+    node = resolved(schema, node)
+    if _SWITCH in node:
+        return "true, false or a table"
+    if "const" in node or "enum" in node:
+        return joined(shown(one) for one in _choices(node))
+    if "anyOf" in node:
+        return joined(allowed(schema, one) for one in node["anyOf"] if one.get("type") != "null")
+    kind = node.get("type")
+    if kind in ("integer", "number"):
+        return f"a {'whole ' if kind == 'integer' else ''}number{_bounds(node)}"
+    if kind == "array":
+        return f"a list of {'strings' if node['items'].get('type') == 'string' else 'tables'}"
+    words = {"boolean": "true or false", "string": "a string", "object": "a table", None: "a table with a kind"}
+    return words[kind]
+
+
+def _choices(node: Schema) -> list[Any]:
+    return [node["const"]] if "const" in node else list(node.get("enum", ()))
+
+
+def _bounds(node: Schema) -> str:
+    words = (("minimum", "of at least"), ("exclusiveMinimum", "above"), ("maximum", "up to"))
+    said = [f"{word} {node[key]:g}" for key, word in (*words, ("exclusiveMaximum", "below")) if key in node]
+    return f" {joined(said, 'and')}" if said else ""

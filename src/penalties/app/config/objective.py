@@ -1,0 +1,207 @@
+"""Whether the objective of a config can be built: its base loss, its terms, and what they read."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import InputError, MissingLibraryError, OptionError, PenaltiesError, said
+from ...pipeline import Term
+from ...pipeline.catalogue import BUILT_IN, find
+from ...pipeline.config import pipeline_of
+from ...pipeline.output import BASE
+from ...training.batch import Batch
+from ...training.losses import BY_NAME
+from ...training.objective import objective_of
+from ..problems import Problem, joined, nearest, shown
+from .messages import label_of
+from .options import inputs_of, wrong_value
+from .reading import UNKNOWN
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .tables import TermTable
+
+__all__ = ["INPUTS", "LOCAL_INPUTS", "LOSSES", "arguments", "base_term", "loss_problems", "term_problems"]
+
+INPUTS: Final[Mapping[str, str]] = {
+    "logprobs": "log-probabilities of the targets, one tensor per datum",
+    "data": "the data of the step",
+    "mask": "which places count, one tensor per datum: prompts do not",
+    "lengths": "how many places each datum has",
+    "flat_logprobs": "logprobs, one sequence after the other",
+    "flat_mask": "mask, in the same way",
+}
+"""What terms may read, whatever the backend."""
+
+LOCAL_INPUTS: Final[Mapping[str, str]] = {
+    "params": "the parameters that are trained, by name",
+    "logits": "one tensor per datum, over all tokens",
+    "hidden.<layer>": "one tensor per datum: the hidden states before, between and after the layers, from 0",
+}
+"""What terms may read of a model in this process."""
+
+LOSSES: Final = ("cross_entropy", "dpo")
+"""The base losses that lines of prompt and completion, or of pairs, are enough for."""
+
+
+def arguments(table: "TermTable") -> dict[str, Any]:
+    """The arguments of a term, as `Pipeline.from_config` takes them."""
+    entry = table.model_dump(exclude={"schedule"})
+    return {key: value for key, value in entry.items() if key != "name" or value is not None}
+
+
+def base_term(path: str, options: Mapping[str, Any]) -> Term:
+    """A loss of one's own: a function that asks for its inputs by name, or takes (data, logprobs)."""
+    # Made first as it is, which checks the function and its options.
+    term = Term(_found(path), name=BASE, options=options)
+    by_position = len(term.inputs) == 2 and not set(term.inputs) & {*INPUTS, *LOCAL_INPUTS}
+    return term.replace(inputs=("data", "logprobs")) if by_position else term
+
+
+def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Problem]:
+    """What is wrong with the base loss."""
+    train, named = config.train, sorted(references)
+    if ":" in train.loss:
+        try:
+            term = base_term(train.loss, train.loss_options)
+        except OptionError as error:
+            where = f"train.loss_options.{error.option}" if error.option in train.loss_options else "train.loss"
+            yield Problem(where, _of_option(error))
+            return
+        if not term.inputs:
+            message = f"found {shown(train.loss)}, which reads nothing; expected a function of (data, logprobs)"
+            yield Problem("train.loss", message)
+        yield from _reads("train.loss", term, config, named, base=True)
+        return
+    if train.loss not in LOSSES:
+        reason = ", which needs more than lines of text" if train.loss in BY_NAME else ""
+        names = ", ".join(f'"{one}"' for one in LOSSES)
+        hint = nearest(train.loss, LOSSES, quoted=True)
+        yield Problem(
+            "train.loss",
+            f'found {shown(train.loss)}{reason}; expected {names} or "package.module:function"{hint}',
+        )
+        return
+    yield from _loss_options(train.loss, train.loss_options)
+    if train.loss == "dpo" and "reference" not in named and len(named) != 1:
+        add = 'add [references] with initial = { kind = "initial" }'
+        fix = 'call the one that it is to compare with "reference"' if named else add
+        yield Problem(
+            "train.loss", f'found "dpo", which compares with one reference, and there are {len(named)}; {fix}'
+        )
+
+
+def _loss_options(loss: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    function = BY_NAME[loss]
+    for option, value in options.items():
+        message = wrong_value(function, option, value)
+        try:
+            if message is None:
+                Term(function, options={option: value})
+                # Values are checked before data are looked at, of which there are none.
+                function(*[[]] * len(inputs_of(function)), **{option: value})
+        except OptionError as error:
+            message = _of_option(error)
+        except (InputError, MissingLibraryError):
+            pass
+        if message is not None:
+            yield Problem(f"train.loss_options.{option}", message)
+
+
+def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str]) -> Iterator[Problem]:
+    """What is wrong with the terms, and with the names of references; `raw` has the terms as they were read."""
+    named: list[str] = []
+    for name in sorted(references):
+        if not name.isidentifier():
+            yield Problem(f"references.{name}", "expected a name of letters, digits and underscores")
+            continue
+        try:
+            objective_of(None, [_ANY], {name: True}, None, rows=False, local=True)
+            named.append(name)
+        except OptionError as error:
+            yield Problem(f"references.{name}", f"expected {error.expected}")
+    names: dict[str, str] = {}
+    for index, table in enumerate(config.term):
+        where = f"term.{label_of(raw, index)}"
+        if table.fn == UNKNOWN:
+            continue
+        term, problems = _built(where, table)
+        yield from problems
+        if term is None:
+            continue
+        if term.name in names:
+            message = f'found "{term.name}", as {names[term.name]} is called; expected a name of its own: set name'
+            yield Problem(f"{where}.name", message)
+        names.setdefault(term.name, where)
+        yield from _reads(f"{where}.inputs", term, config, named, base=False)
+
+
+_ANY: Final = Term("l1", inputs="logprobs")
+
+
+def _built(where: str, table: "TermTable") -> tuple[Term | None, list[Problem]]:
+    """The term without what is wrong about its options, and that; no term where there is none without it."""
+    problems: list[Problem] = []
+    try:
+        function = _found(table.fn)
+    except OptionError as error:
+        return None, [Problem(f"{where}.fn", _of_option(error) + _similar(table.fn, str(error)))]
+    right: dict[str, Any] = {}
+    for option, value in table.options.items():
+        message = wrong_value(function, option, value) or _refused(function, option, value)
+        if message is None:
+            right[option] = value
+        else:
+            problems.append(Problem(f"{where}.options.{option}", message))
+    try:
+        return pipeline_of([arguments(table.model_copy(update={"options": right}))])[0][0], problems
+    except OptionError as error:
+        place = f"{where}.options.{error.option}" if error.option in right else f"{where}.{error.option}"
+        return None, [*problems, Problem(place, _of_option(error))]
+
+
+def _refused(function: Any, option: str, value: Any) -> str | None:
+    """What is wrong with an option by itself."""
+    try:
+        Term(function, name="any", options={option: value})
+    except OptionError as error:
+        return _of_option(error) if error.option == option else None
+    return None
+
+
+def _found(path: str) -> Any:
+    """What a path names; whatever a module raises where it is imported is an error about the path."""
+    try:
+        return find(path)
+    except PenaltiesError:
+        raise
+    except Exception as error:
+        expected = f'"package.module:function" that can be imported ({said(error)})'
+        raise OptionError("Term", "fn", path, expected) from error
+
+
+def _similar(name: str, message: str) -> str:
+    """Penalties that are called something like this, where none is spelled nearly so."""
+    near = [one for one in BUILT_IN if name.lower() in one or one in name.lower()]
+    return f"; did you mean {joined(near)}?" if near and ":" not in name and "did you mean" not in message else ""
+
+
+def _reads(where: str, term: Term, config: "Config", references: Sequence[str], *, base: bool) -> Iterator[Problem]:
+    """What a term asks for and cannot get."""
+    local = config.backend.kind == "local"
+    given = dict.fromkeys(references, True)
+    try:
+        objective = objective_of(term if base else None, [] if base else [term], given, None, rows=False, local=local)
+        Batch([], [], (), [], None).check(objective)
+    except (InputError, OptionError) as error:
+        message = str(error).removeprefix(f"{term.name}: ")
+        known = [*references, *INPUTS, *(LOCAL_INPUTS if local else ())]
+        unknown = [name for name in term.inputs.values() if f'no input is named "{name}"' in message]
+        if unknown:
+            name = unknown[0]
+            hint = nearest(name, known) or "; a reference is named under [references]"
+            message = f'found "{name}"{hint} (there are {", ".join(known)})'
+        yield Problem(where, message)
+
+
+def _of_option(error: OptionError) -> str:
+    return f"found {shown(error.value)}; expected {error.expected}"

@@ -1,0 +1,91 @@
+"""Values from the command line: `train.steps=200`, `term.kl.weight=0.1`, or `kl.weight=0.1` for short."""
+
+import math
+import re
+import tomllib
+from collections.abc import Sequence
+from datetime import date, time
+from typing import Any, Final, TypeGuard, cast
+
+from ..problems import Problem
+from .messages import label_of
+
+__all__ = ["override", "value_of"]
+
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def override(raw: dict[str, Any], given: Sequence[str], tables: Sequence[str]) -> list[Problem]:
+    """Put values into what was read, each a `key=value`; what cannot be put in is a problem.
+
+    A value is what it would be in a config; where it is nothing there it is a string. Without a value the key is taken
+    out, so that its default counts. Terms are named, or numbered from 1.
+
+    >>> raw = {"train": {"steps": 60, "seed": 1}, "term": [{"fn": "kl_estimate", "name": "kl"}]}
+    >>> override(raw, ["train.steps=200", "train.seed=", "kl.weight=0.1", "model.name=tiny"], ["model", "train"])
+    []
+    >>> raw
+    {'train': {'steps': 200}, 'term': [{'fn': 'kl_estimate', 'name': 'kl', 'weight': 0.1}], 'model': {'name': 'tiny'}}
+    """
+    problems: list[Problem] = []
+    for one in given:
+        key, equals, text = one.partition("=")
+        path = [part.strip() for part in key.split(".")]
+        if not equals or len(path) < 2 or not all(path):
+            problems.append(Problem(f"--set {one}", "expected a key and a value, as train.steps=200"))
+            continue
+        message = _put(raw, path, text.strip(), tables)
+        if message is not None:
+            problems.append(Problem(f"--set {one}", message))
+    return problems
+
+
+def _put(raw: dict[str, Any], path: list[str], text: str, tables: Sequence[str]) -> str | None:
+    """Put a value in its place; gives what is wrong where there is no such place."""
+    given = raw.get("term")
+    terms = cast("list[Any]", given) if isinstance(given, list) else []
+    labels = {label_of(terms, index): index for index in range(len(terms))}
+    if path[0] not in tables and path[0] in labels:
+        path = ["term", *path]
+    holder: Any = raw
+    if path[0] == "term":
+        labels |= {str(index + 1): index for index in range(len(terms))}
+        if len(path) < 3 or path[1] not in labels:
+            there = ", ".join(label_of(terms, index) for index in range(len(terms))) or "none"
+            return f"expected a term and its key, as term.NAME.weight=0.1; the terms are: {there}"
+        holder, path = terms[labels[path[1]]], path[2:]
+    *parts, key = path
+    for index in range(len(path)):
+        if not _is_table(holder):
+            return f"{'.'.join(path[:index]) or 'the term'} is no table, so that nothing can be set in it"
+        if parts[index:]:
+            # `true` stands for a table of defaults.
+            holder[parts[index]] = {} if holder.get(parts[index]) in (None, True, False) else holder[parts[index]]
+            holder = holder[parts[index]]
+    if text:
+        holder[key] = value_of(text)
+    else:
+        holder.pop(key, None)
+    return None
+
+
+def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def value_of(text: str) -> Any:
+    """A value as TOML has it, and a string where TOML has none.
+
+    >>> value_of("200"), value_of("1e-3"), value_of(".5"), value_of("true"), value_of("tiny"), value_of('["a", "b"]')
+    (200, 0.001, 0.5, True, 'tiny', ['a', 'b'])
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return float(text) if _NUMBER.fullmatch(text) else text
+    value = found["value"]
+    # A date, or a number that is none, is what someone calls a model.
+    odd = isinstance(value, date | time) or (isinstance(value, float) and not math.isfinite(value))
+    return text if odd or len(found) > 1 else value

@@ -1,0 +1,132 @@
+"""Signs in and over a picture: what is not finite, off the scale, failed, or happened to the run."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from ..runlog import Floats, Ints
+from .downsample import ranges
+from .scales import Scale, shown, steps_shown
+from .sheet import HEIGHT, WIDTH, Bools, Sheet
+
+__all__ = ["SIGNS", "Mark", "Moment", "Sign", "beyond", "broken", "failed", "moments"]
+
+Sign: TypeAlias = Literal["broken", "over", "under", "moment", "failed"]
+
+SIGNS: Final[dict[Sign, tuple[str, str]]] = {
+    "broken": ("×", "NaN or infinite"),
+    "over": ("▲", "off the scale"),
+    "under": ("▼", "off the scale"),
+    "moment": ("↻", "resumed or interrupted"),
+    "failed": ("|", "failed"),
+}
+"""What each looks like, and what it means."""
+
+_BESIDE: Final = 40
+"""Marks that fit side by side; those closer together are one."""
+_SAME: Final = 3.0
+"""Marks of runs that are nearer than this, in per cent, are one."""
+_DENSE: Final = 200
+"""More ticks than this touch each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step at which something happened to the run."""
+
+    step: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A sign over a picture, from the left in per cent."""
+
+    kind: Sign
+    left: float
+    title: str
+    words: str = ""
+    """What stands beside it."""
+
+    @property
+    def sign(self) -> str:
+        """What it looks like."""
+        return SIGNS[self.kind][0]
+
+
+def broken(sheet: Sheet) -> Iterator[Mark]:
+    """Bands where numbers are NaN or infinite; of runs beside each other, by run."""
+    if not any(line.letter for line in sheet.lines):
+        for start, end, words in _bands(sheet, sheet.wrong, ""):
+            yield Mark("broken", 50 * (start + end) / WIDTH, f"NaN or infinite: {words}")
+        return
+    found: list[tuple[float, str, str]] = []
+    for line in sheet.lines:
+        wrong = line.series.steps[~np.isfinite(line.series.values)]
+        for start, end, words in _bands(sheet, wrong, line.css):
+            found.append((50 * (start + end) / WIDTH, line.letter, f"NaN or infinite: {line.name}, {words}"))
+    found.sort()
+    while found:
+        left = found[0][0]
+        near = [one for one in found if one[0] - left < _SAME]
+        found = found[len(near) :]
+        letters = ", ".join(dict.fromkeys(letter for _, letter, _ in near))
+        yield Mark("broken", left, "\n".join(title for _, _, title in near), letters)
+
+
+def _bands(sheet: Sheet, wrong: Ints, css: str) -> Iterator[tuple[int, int, str]]:
+    """Draw bands over these steps; gives the coordinates and the steps of each."""
+    for first, last in ranges(wrong, gap=max(1.0, sheet.frame.span / _BESIDE)):
+        start, end = sheet.frame.across([first, last]).tolist()
+        kind = f"gap of {css}" if css else "gap"
+        sheet.svg.append(f'<path class="{kind}" d="M{start} 0V{HEIGHT}H{end}V0Z"/>')
+        words = f"step {steps_shown(first)}" if first == last else f"steps {steps_shown(first)} to {steps_shown(last)}"
+        yield start, end, words
+
+
+def failed(sheet: Sheet) -> bool:
+    """Ticks at the lower edge where terms failed; whether there are any."""
+    for line in sheet.lines:
+        if line.failed:
+            across = np.unique(sheet.frame.across(line.failed)).tolist()
+            # Ticks that touch each other would say that every step failed: they are as strong as the part that did.
+            part = len(line.failed) / (len(line.failed) + len(line.series))
+            opacity = f' opacity="{max(0.2, part):.2f}"' if len(across) > _DENSE else ""
+            ticks = "".join(f"M{x} {HEIGHT}v-45" for x in across)
+            sheet.svg.append(f'<path class="fail {line.css}"{opacity} d="{ticks}"/>')
+    return any(line.failed for line in sheet.lines)
+
+
+def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
+    """Signs at the edge where something in these rows is off the scale; the furthest has its number beside it."""
+    high = np.where(np.isnan(values), -np.inf, values).max(axis=0, initial=-np.inf)
+    low = np.where(np.isnan(values), np.inf, values).min(axis=0, initial=np.inf)
+    # Sums of shares are 1 up to rounding.
+    margin = 1e-9 * (scale.high - scale.low)
+    sides: Iterable[tuple[Sign, Bools, Floats]] = (
+        ("over", high > scale.high + margin, high),
+        ("under", low < scale.low - margin, low),
+    )
+    for kind, off, numbers in sides:
+        signed = numbers if kind == "over" else -numbers
+        places: list[int] = []
+        for first, last in ranges(sheet.steps[off], gap=sheet.frame.span / _BESIDE):
+            inside = np.flatnonzero(off & (sheet.steps >= first) & (sheet.steps <= last))
+            places.append(int(inside[np.argmax(signed[inside])]))
+        furthest = max(places, key=lambda place: signed[place], default=None)
+        for place in places:
+            number, step = shown(float(numbers[place])), steps_shown(int(sheet.steps[place]))
+            left = 100 * int(sheet.across[place]) / WIDTH
+            words = number if place == furthest else ""
+            yield Mark(kind, left, f"off the scale: {number} at step {step}", words)
+
+
+def moments(sheet: Sheet, told: Sequence[Moment]) -> Iterator[Mark]:
+    """Lines across the picture where something happened."""
+    for moment in told:
+        if sheet.frame.left <= moment.step <= sheet.frame.right:
+            across = int(sheet.frame.across([moment.step])[0])
+            sheet.svg.append(f'<path class="moment" d="M{across} 0V{HEIGHT}"/>')
+            yield Mark("moment", 100 * across / WIDTH, f"{moment.what} at step {steps_shown(moment.step)}")

@@ -1,0 +1,163 @@
+"""Runs among others: how far each came, how it ended, and which of them differ in their seeds alone."""
+
+import functools
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, cast
+
+import numpy as np
+
+from ....pipeline.output import BASE
+from ..charts.palette import run_class
+from ..charts.scales import shown
+from ..runlog import RunLog, Series
+from ..summary import Summary, ends
+from ..verdict.sentences import RunName, Sentence, some
+
+__all__ = ["Contender", "Group", "Ranking", "contenders", "ranking", "seedless"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A run among others."""
+
+    letter: str
+    name: str
+    css: str
+    run: RunLog
+    summary: Summary
+    group: int
+    """Runs that differ in their seeds alone are one group."""
+
+    @property
+    def seed(self) -> Any:
+        """As the config has it; None where it has none."""
+        return self.run.training("seed")
+
+    @property
+    def last(self) -> int | None:
+        """The last step; None of a run without any."""
+        return int(self.run.steps[-1]) if len(self.run.steps) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in their seeds alone, and where they ended."""
+
+    members: Sequence[Contender]
+    ends: Sequence[float]
+
+    @property
+    def end(self) -> float:
+        """The mean over the seeds."""
+        return fmean(self.ends)
+
+    @property
+    def title(self) -> Sentence:
+        """The runs by name."""
+        return some([RunName(member.name) for member in self.members])
+
+    @property
+    def shown(self) -> str:
+        """The mean, and how far the seeds spread."""
+        if len(self.ends) == 1:
+            return shown(self.end)
+        spread = f"{shown(min(self.ends))} to {shown(max(self.ends))}"
+        return f"{shown(self.end)} (mean of {len(self.ends)} seeds, {spread})"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What runs are compared by, at which step, and how they come."""
+
+    what: str
+    at: int | None
+    """The last step that all have, where they are not of one length."""
+    groups: Sequence[Group]
+    """Those that ended with a number, lowest first."""
+    lost: Sequence[Contender]
+    """Those whose loss is not finite at the end."""
+    apart: Sequence[Contender]
+    """Those without a step, or without one that the others have."""
+
+
+def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequence[str]) -> list[Contender]:
+    """The runs with letters, and colours by group."""
+    known: dict[tuple[str, int], int] = {}
+    found: list[Contender] = []
+    seeds: dict[int, int] = {}
+    again: Counter[str] = Counter()
+    for place, (run, summary, name) in enumerate(zip(runs, summaries, names, strict=True)):
+        key = f"run {place}" if run.config is None else json.dumps(seedless(run.config), sort_keys=True)
+        whole = f"{run.training('seed')} {key}"
+        # A second run of one seed is of another group: what differs is not in the config.
+        group = known.setdefault((key, again[whole]), len(known))
+        again[whole] += 1
+        css = run_class(group, seeds.setdefault(group, 0))
+        seeds[group] += 1
+        found.append(Contender(_letter(place), name, css, run, summary, group))
+    return found
+
+
+def _letter(place: int) -> str:
+    again, letter = divmod(place, 26)
+    return chr(ord("A") + letter) + (str(again) if again else "")
+
+
+def seedless(config: Mapping[str, Any], term: str | None = None) -> dict[str, Any]:
+    """A config without its seed, and perhaps without one term."""
+    plain = dict(config)
+    if isinstance(plain.get("train"), dict):
+        plain["train"] = {key: value for key, value in plain["train"].items() if key != "seed"}
+    if term is not None and isinstance(plain.get("term"), list):
+        tables = cast("list[dict[str, Any]]", plain["term"])
+        plain["term"] = [table for table in tables if (table.get("name") or table.get("fn")) != term]
+    return plain
+
+
+def ranking(found: Sequence[Contender]) -> Ranking:
+    """The runs in their order: by the held-out base loss where all have it at one step, else by that of training."""
+    lost = [one for one in found if one.summary.lost_from is not None]
+    ended = [one for one in found if one.last is not None and one not in lost]
+    common = min((one.last for one in ended if one.last is not None), default=0)
+    ended = [one for one in ended if one.run.steps[0] <= common]
+    apart = [one for one in found if one not in ended and one not in lost]
+    what, numbers = _held_out(ended, common) or _trained(ended, common)
+    members: dict[int, list[tuple[Contender, float]]] = {}
+    for one, end in zip(ended, numbers, strict=True):
+        if math.isfinite(end):
+            members.setdefault(one.group, []).append((one, end))
+        else:
+            lost.append(one)
+    made = [Group([one for one, _ in group], [end for _, end in group]) for group in members.values()]
+    at = common if any(one.last != common for one in [*ended, *apart] if one.last is not None) else None
+    return Ranking(what, at, sorted(made, key=lambda group: group.end), lost, apart)
+
+
+def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, list[float]] | None:
+    """The held-out losses at the last step at which all were evaluated; None where there is no such step."""
+    series = [one.run.evaluations.loss.finite for one in ended]
+    # An evaluation is named by the steps before it, so the last one is a step further.
+    steps = [{int(step) for step in part.steps if step <= common + 1} for part in series]
+    shared = functools.reduce(set[int].intersection, steps) if steps else set[int]()
+    if not shared:
+        return None
+    based = all(BASE in one.run.evaluations.contributions for one in ended)
+    return f"held-out {'base loss' if based else 'loss'}", [part.at(max(shared)) or 0.0 for part in series]
+
+
+def _trained(ended: Sequence[Contender], common: int) -> tuple[str, list[float]]:
+    """The losses in training: means over the last twentieth of the steps that all have."""
+    based = all(BASE in one.run.terms for one in ended)
+    found: list[float] = []
+    for one in ended:
+        spike = one.summary.spike
+        loss = one.run.loss.without(None if spike is None else spike.step)
+        inside = int(np.searchsorted(loss.steps, common, side="right"))
+        both = ends(Series(loss.steps[:inside], loss.values[:inside]))
+        found.append(math.nan if both is None else both.last)
+    return "base loss" if based else "loss", found

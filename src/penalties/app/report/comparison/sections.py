@@ -1,0 +1,82 @@
+"""The table and the charts of several runs."""
+
+from collections.abc import Sequence
+
+from ....pipeline.output import BASE
+from ..charts.figure import Figure
+from ..charts.lines import lines
+from ..charts.scales import seconds, shown, steps_shown
+from ..charts.sheet import Frame, Line
+from ..config_text import differences
+from ..runlog import EMPTY, Series
+from .contenders import Contender
+
+__all__ = ["comparison_figures", "run_rows", "unlike"]
+
+
+def unlike(found: Sequence[Contender]) -> dict[str, list[str]]:
+    """The settings in which the runs differ."""
+    return differences([one.run.config for one in found])
+
+
+def run_rows(found: Sequence[Contender]) -> list[list[str]]:
+    """The cells of each run in the table: steps, losses, failures, time."""
+    rows: list[list[str]] = []
+    for one in found:
+        held_out = one.run.evaluations.loss
+        rate = one.summary.tokens / one.summary.seconds if one.summary.seconds else 0.0
+        rows.append(
+            [
+                _steps(one),
+                _base(one),
+                shown(float(held_out.values[-1])) if len(held_out) else "–",
+                steps_shown(len(one.summary.broken)),
+                steps_shown(one.summary.failures),
+                seconds(one.summary.seconds) if one.summary.seconds else "–",
+                steps_shown(rate) if rate else "–",
+            ]
+        )
+    return rows
+
+
+def _steps(one: Contender) -> str:
+    wanted, done = one.run.wanted, len(one.run.steps)
+    short = wanted is not None and (one.last or 0) + 1 < wanted
+    return f"{steps_shown(done)} of {steps_shown(wanted)}" if wanted and short else steps_shown(done)
+
+
+def _base(one: Contender) -> str:
+    """The base loss at the end; what the total is where that is not finite."""
+    if one.summary.lost_from is not None:
+        return shown(float(one.run.total.values[-1]))
+    return "–" if one.summary.base is None else shown(one.summary.base.last)
+
+
+def comparison_figures(found: Sequence[Contender], points: int) -> list[Figure]:
+    """The runs on the same axes: losses, gradient, and the value of every term."""
+    names = dict.fromkeys(name for one in found for name in one.run.terms if name != BASE)
+    charts: list[tuple[str, str, bool, list[Series]]] = [
+        ("Base loss", "in training, without the other terms", False, [one.run.loss for one in found]),
+        (
+            "Held-out loss",
+            "the base loss on data that is not trained on",
+            False,
+            [one.run.evaluations.loss for one in found],
+        ),
+        ("Total loss", "compares only where weights are equal", False, [one.run.total for one in found]),
+        ("Gradient norm", "of the total", True, [one.run.grad_norm for one in found]),
+    ]
+    for name in names:
+        values = [one.run.terms[name].value if name in one.run.terms else EMPTY for one in found]
+        charts.append((name, "value, without its weight", False, values))
+    frame = Frame.around([part for one in found for part in (one.run.steps, one.run.evaluations.total.steps)], points)
+    figures: list[Figure] = []
+    for title, note, log, series in charts:
+        drawn = [
+            Line(one.name, one.css, numbers, letter=one.letter)
+            for one, numbers in zip(found, series, strict=True)
+            if len(numbers)
+        ]
+        if drawn:
+            figures.append(lines(title, drawn, frame=frame, log=log, note=note))
+    return figures

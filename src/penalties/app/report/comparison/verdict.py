@@ -1,0 +1,194 @@
+"""What a comparison says: which run ended lower, and what made the difference."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ..charts.scales import percent, shown, steps_shown
+from ..config_text import differences
+from ..verdict.findings import Finding, Verdict
+from ..verdict.history import steps_words
+from ..verdict.sentences import Name, RunName, Sentence, clauses, listed, some
+from .contenders import Contender, Group, Ranking, ranking, seedless
+from .differences import between
+
+__all__ = ["compare"]
+
+_MANY: Final = 10.0
+"""From so many times as much on, a difference is not told in per cent."""
+_ENDINGS: Final = (" helped", " cost", " made no difference")
+
+
+def compare(found: Sequence[Contender]) -> Verdict:
+    """Which run ended lowest, and what the runs show about the terms in which they differ."""
+    order = ranking(found)
+    findings = [*_outcome(order), *_lengths(found, order), *_lost(order)]
+    if not order.groups:
+        return Verdict(("No run has a loss to compare.",), findings)
+    learned = list(_without(order)) or list(_swept(found, order))
+    headline: Sentence = _first(order)
+    if order.lost:
+        headline = (*headline, ". ", *clauses(_did_not_end(order.lost)))
+    told = _together([finding.headline for finding in learned if finding.headline])
+    if told:
+        headline = (*headline, ". ", *clauses(told))
+    return Verdict((*headline, "."), [*findings, *learned])
+
+
+def _leaders(groups: Sequence[Group]) -> list[Group]:
+    """The groups that ended about as low as the lowest, as far as their seeds tell."""
+    found = [between(groups[0], group) for group in groups]
+    return [group for group, apart in zip(groups, found, strict=True) if apart.small or apart.chance]
+
+
+def _first(order: Ranking) -> Sentence:
+    """The headline's first sentence, without its full stop."""
+    groups, what = order.groups, order.what
+    leaders = _leaders(groups)
+    at = "" if order.at is None else f" at step {steps_shown(order.at)}"
+    if len(groups) > 1 and len(leaders) == len(groups):
+        members = sum(len(group.members) for group in groups)
+        who = "Both runs" if members == 2 else "All runs"
+        who = f"{who} that ended" if order.lost else who
+        values = [end for group in groups for end in group.ends]
+        were = "were" if order.at is not None else "are" if order.lost else "ended"
+        return (f"{who} {were} about equal{at}, with a {what} of {shown(sum(values) / len(values))}",)
+    if len(groups) == 1:
+        return (*groups[0].title, f" {_ends(groups[0], order)} a {what} of {shown(groups[0].end)}{at}")
+    names = some([RunName(member.name) for group in leaders for member in group.members])
+    if order.at is not None:
+        were = "was" if len(names) == 1 else "were"
+        return (*names, f" {were} lowest{at}, the last that all have, with a {what} of {shown(leaders[0].end)}")
+    about = "about " if len(leaders) > 1 else ""
+    return (*names, f" ended lowest, with a {what} of {about}{shown(leaders[0].end)}")
+
+
+def _outcome(order: Ranking) -> Iterator[Finding]:
+    """The lowest group, the next and the highest."""
+    if not order.groups:
+        return
+    best, *others = order.groups
+    if not others:
+        yield Finding("outcome", (*best.title, f" {_ends(best, order)} a {order.what} of {best.shown}."))
+        return
+    yield Finding("outcome", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
+    second, last = others[0], others[-1]
+    yield Finding("outcome", (*second.title, f" {_follow(second)}, with {second.shown}{_more(second, best)}."))
+    if between(best, second).chance:
+        yield Finding("outcome", ("Their seeds spread further than they differ: it may be chance.",))
+    if len(others) > 1:
+        yield Finding("outcome", (*last.title, f" {_ends(last, order)} the highest: {last.shown}{_more(last, best)}."))
+
+
+def _ends(group: Group, order: Ranking) -> str:
+    average = "" if len(group.members) == 1 else ", on average,"
+    return f"had{average}" if order.at is not None else f"ended{average} with"
+
+
+def _follow(group: Group) -> str:
+    return "follows" if len(group.members) == 1 else "follow"
+
+
+def _more(group: Group, best: Group) -> str:
+    more = group.end - best.end
+    if more <= 5e-4 * abs(best.end):
+        return ""
+    if more > _MANY * best.end > 0:
+        return f" ({shown(group.end / best.end, 2)} times as much)"
+    return f" ({percent(more / best.end) if best.end > 0 else shown(more)} more)"
+
+
+def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
+    """Runs that are not as long as they should be, or as others are."""
+    longest = max((one.last + 1 for one in found if one.last is not None), default=0)
+    short: dict[str, list[str]] = {}
+    for one in found:
+        wanted, done = one.run.wanted, 0 if one.last is None else one.last + 1
+        if wanted is not None and done < wanted:
+            short.setdefault(f"{steps_shown(done)} of {steps_shown(wanted)} steps", []).append(RunName(one.name))
+        elif done < longest:
+            words = f"{steps_words(done)}, the longest run {steps_shown(longest)}"
+            short.setdefault(words, []).append(RunName(one.name))
+    parts = [(*some(names), f" {'has' if len(names) == 1 else 'have'} {words}") for words, names in short.items()]
+    if parts:
+        at = "" if order.at is None else f". Runs are compared at step {steps_shown(order.at)}, the last that all have"
+        yield Finding("lengths", (*clauses(parts), f"{at}."))
+
+
+def _did_not_end(lost: Sequence[Contender]) -> list[Sentence]:
+    """Since when, for each of a few; their names for many."""
+    if len(lost) > 2:
+        return [(*some([RunName(one.name) for one in lost]), " did not end")]
+    return [(RunName(one.name), f" did not end{_since(one)}") for one in lost]
+
+
+def _since(one: Contender) -> str:
+    if one.summary.lost_from is None:
+        return ": its loss is not finite"
+    value = one.run.total.at(one.summary.lost_from)
+    return f": {shown(value or 0.0)} from step {steps_shown(one.summary.lost_from)}"
+
+
+def _lost(order: Ranking) -> Iterator[Finding]:
+    """Runs without a number at the end; they come last."""
+    for one in order.lost:
+        yield Finding("broken", (RunName(one.name), f" did not end{_since(one)}. It ranks last."))
+    for one in order.apart:
+        why = "no step yet" if one.last is None else "no step in common with the others"
+        yield Finding("lengths", (RunName(one.name), f" cannot be compared: {why}."))
+
+
+def _without(order: Ranking) -> Iterator[Finding]:
+    """What taking one term out has changed, where the runs show it and differ in nothing else."""
+    full = max(order.groups, key=lambda group: len(group.members[0].run.terms))
+    whole = full.members[0].run
+    for group in order.groups:
+        other = group.members[0].run
+        gone = [name for name in whole.terms if name not in other.terms]
+        if len(gone) != 1 or whole.config is None or other.config is None:
+            continue
+        name = gone[0]
+        if seedless(whole.config, name) != seedless(other.config, name):
+            continue
+        apart = between(full, group)
+        one = " (one seed)" if apart.seeds == 1 else ""
+        ended = f" the {order.what} ended at {shown(group.end)} instead of {shown(full.end)}"
+        if apart.error is not None:
+            ended += f" (difference {shown(apart.mean, 2)} ± {shown(apart.error, 2)}, {apart.seeds} seeds)"
+        if apart.small:
+            yield Finding(
+                "compared",
+                ("Without ", Name(name), f"{ended}: it made no difference{one}."),
+                (Name(name), " made no difference", one),
+            )
+        elif apart.chance:
+            yield Finding("compared", ("Without ", Name(name), f"{ended}: it may be chance."))
+        else:
+            helped = "helped" if apart.mean > 0 else "cost"
+            side = "higher" if apart.mean > 0 else "lower"
+            part = f", {percent(apart.mean / full.end)} {side}" if 0 < group.end < _MANY * full.end else ""
+            text = ("Without ", Name(name), f"{ended}{part}: it {helped}{one}.")
+            yield Finding("compared", text, (Name(name), f" {helped}", one))
+
+
+def _together(parts: Sequence[Sentence]) -> list[Sentence]:
+    """Clauses of name, ending and caveat; those that end alike are one."""
+    found: list[Sentence] = []
+    for ending in _ENDINGS:
+        names = [part[0] for part in parts if part[1] == ending]
+        if names:
+            found.append((*listed(names), ending))
+    if parts and all(part[2] for part in parts):
+        found[-1] = (*found[-1], parts[0][2])
+    return found
+
+
+def _swept(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
+    """The best value of the one setting in which all groups differ."""
+    if len(order.groups) < 2 or any(one.run.config is None for one in found):
+        return
+    changed = differences([seedless(group.members[0].run.config or {}) for group in order.groups])
+    if len(changed) == 1:
+        key, values = next(iter(changed.items()))
+        told = ", ".join(f"{value}: {shown(group.end)}" for value, group in zip(values, order.groups, strict=True))
+        text = f"The runs differ in {key} alone. {order.what.capitalize()} by its value, lowest first: {told}."
+        yield Finding("compared", (text,))

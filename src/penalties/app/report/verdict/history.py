@@ -1,0 +1,163 @@
+"""How a run went: where its loss began and ended, and whether it broke, spiked or exploded."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ....pipeline.output import BASE
+from ..charts.scales import percent, shown, steps_shown
+from ..runlog import RunLog
+from ..summary import Ends, Summary
+from .findings import Finding
+from .sentences import Name, Sentence, listed
+
+__all__ = ["broken", "exploded", "lost", "moved", "outcome", "spiked", "steps_words"]
+
+_EXPLOSION: Final = 100.0
+"""A gradient so many times as long as usual has exploded."""
+_STEADY: Final = 0.01
+"""A change by less is none."""
+_STEEP: Final = 0.1
+"""A first loss that is further from the mean of the first steps than this part of it is told."""
+
+
+def lost(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    """A loss that went and never came back leads everything else."""
+    if summary.lost_from is None or summary.loss is None:
+        return
+    step = summary.lost_from
+    word = "NaN" if math.isnan(run.total.at(step) or 0.0) else "infinite"
+    never = ", the last" if step == int(run.total.steps[-1]) else " and never came back"
+    before = len(summary.broken) - int((run.total.steps >= step).sum())
+    again = f"; {steps_words(before)} before {'was' if before == 1 else 'were'} NaN or infinite, too" if before else ""
+    told = f"The loss became {word} at step {steps_shown(step)}{never}"
+    yield Finding("broken", (told, *_source(run, step), f"{again}."), (told,))
+
+
+def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    """Where the loss began and where it ended."""
+    loss, base = summary.loss, summary.base
+    if not len(run.steps):
+        yield Finding("outcome", ("The log has no step yet.",), ("No step yet",))
+    elif loss is None:
+        yield Finding("outcome", ("The loss was never finite.",), ("The loss was never finite",))
+    elif len(run.steps) == 1:
+        yield Finding("outcome", (f"One step, at which the loss is {shown(loss.first)}.",), ("One step",))
+    else:
+        parts = [f"The loss {moved(loss)} {_span(run, summary)}"]
+        if base is not None and len(run.terms) > 1 and BASE in run.terms:
+            parts.append(f"the base loss {moved(base)}")
+        subject = "The loss" if summary.lost_from is None else "it"
+        until = "" if summary.lost_from is None else f" {_span(run, summary)}"
+        text = "; ".join(parts) + _means(run, loss) + "."
+        yield Finding("outcome", (text,), (f"{subject} {_verb(loss)}{until}",))
+
+
+def _span(run: RunLog, summary: Summary) -> str:
+    """How many steps there are; where the loss went and never came back, until which."""
+    if summary.lost_from is None:
+        return f"in {steps_words(len(run.steps))}"
+    return f"until step {steps_shown(run.total.finite.steps[-1])}"
+
+
+def _means(run: RunLog, loss: Ends) -> str:
+    """What the ends are, where they are no single steps, and the first step where it is far from its mean."""
+    if loss.window == 1:
+        return ""
+    first = float(run.total.finite.values[0])
+    steep = abs(first - loss.first) > _STEEP * abs(loss.first)
+    at_first = f"; at the first step it was {shown(first)}" if steep else ""
+    return f" (means of the first and the last {steps_shown(loss.window)} steps{at_first})"
+
+
+def _verb(change: Ends) -> str:
+    first, last = change.first, change.last
+    if first == last == 0:
+        return "stayed at 0"
+    if first == 0:
+        return f"went from 0 to {shown(last)}"
+    if abs(last - first) < _STEADY * abs(first):
+        return f"stayed at about {shown(last)}"
+    if last > 2 * first > 0:
+        return f"grew {shown(last / first, 2)}-fold"
+    # A part of a number below zero, or across it, says nothing.
+    amount = percent((last - first) / first) if first > 0 and last >= 0 else shown(abs(last - first))
+    return f"{'fell' if last < first else 'rose'} by {amount}"
+
+
+def moved(change: Ends) -> str:
+    """How a number changed, with its ends.
+
+    >>> print(moved(Ends(0.0, 2.0, window=1)), moved(Ends(2.0, 2.001, window=1)), sep=", ")
+    went from 0 to 2, stayed at about 2.001
+    >>> print(moved(Ends(1.0, -0.5, window=1)))
+    fell by 1.5 from 1 to −0.5
+    """
+    verb = _verb(change)
+    if verb.startswith(("went", "stayed")):
+        return verb
+    return f"{verb} from {shown(change.first)} to {shown(change.last)}"
+
+
+def _source(run: RunLog, step: int) -> Sentence:
+    """The terms that are not finite at a step."""
+    found = {name: term.value.at(step) for name, term in run.terms.items()}
+    names = [Name(name) for name, value in found.items() if value is not None and not math.isfinite(value)]
+    return ("; not finite there: ", *listed(names)) if names else ()
+
+
+def broken(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    """A loss or a gradient that was not finite and came back."""
+    wrong, norms = summary.broken, run.grad_norm
+    bad = norms.steps[~np.isfinite(norms.values)]
+    if summary.lost_from is not None and summary.loss is not None:
+        return
+    if len(wrong):
+        first = int(wrong[0])
+        counted = f"{steps_shown(len(wrong))} of {steps_shown(len(run.steps))} steps"
+        where = f"first at step {steps_shown(first)}"
+        text = (f"The loss was NaN or infinite in {counted}, {where}", *_source(run, first), ".")
+        yield Finding("broken", text, () if summary.loss is None else (f"was NaN or infinite in {counted}",))
+    elif len(bad):
+        counted = f"{steps_shown(len(bad))} of {steps_shown(len(norms))} {_counted(run)}"
+        where = f"first at step {steps_shown(bad[0])}"
+        text = (f"The gradient was NaN or infinite in {counted}, {where}, though the loss was finite.",)
+        yield Finding("broken", text, (f"its gradient was NaN or infinite in {counted}",))
+
+
+def _counted(run: RunLog) -> str:
+    return "steps" if len(run.grad_norm) == len(run.steps) else "measured steps"
+
+
+def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    """A step at which the loss was far above those around it."""
+    spike = summary.spike
+    if spike is not None:
+        told = f"spiked to {shown(spike.value)} at step {steps_shown(spike.step)}"
+        text = f"The loss {told}, where it was about {shown(spike.level)} around it; the means leave it out."
+        yield Finding("spiked", (text,), (told,))
+
+
+def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    """A gradient that was far longer than usual."""
+    if summary.peak is None or not summary.usual or summary.peak[1] < _EXPLOSION * summary.usual:
+        return
+    step, size = summary.peak
+    ranked = [term for name, term in run.terms.items() if not summary.terms[name].place]
+    pulls = {term.name: pull for term in ranked if (pull := term.pull.at(step)) is not None}
+    worst = max(pulls, key=lambda name: pulls[name]) if pulls else None
+    source: Sentence = () if worst is None else ("; most of it came from ", Name(worst))
+    told = f"{shown(size, 3)} at step {steps_shown(step)}, {shown(size / summary.usual, 2)} times the usual"
+    text = (f"The gradient exploded: its norm was {told} {shown(summary.usual, 3)} of the first quarter", *source, ".")
+    yield Finding("exploded", text, (f"its gradient exploded at step {steps_shown(step)}",))
+
+
+def steps_words(count: int) -> str:
+    """So many steps.
+
+    >>> steps_words(1), steps_words(20)
+    ('1 step', '20 steps')
+    """
+    return "1 step" if count == 1 else f"{steps_shown(count)} steps"

@@ -1,0 +1,116 @@
+"""The verdict on a run: how it went, and what its terms did."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from ....pipeline.output import BASE
+from ..charts.scales import shown, steps_shown
+from ..runlog import RunLog, Series
+from ..summary import Ends, Summary
+from .findings import Finding, Verdict
+from .history import broken, exploded, lost, moved, outcome, spiked, steps_words
+from .sentences import Sentence, clauses, listed
+from .terms import agreed, drove, failed, fought, idle, slow
+
+__all__ = ["judge"]
+
+_HISTORY: Final = ("outcome", "broken", "spiked", "exploded")
+"""What the first sentence is about; the second is about terms."""
+_KEPT: Final = 2
+"""Checkpoints that a run keeps."""
+_RISEN: Final = 0.05
+"""A held-out loss that has risen again by more than this part of its fall, or of its size, is told."""
+
+
+def judge(run: RunLog, summary: Summary) -> Verdict:
+    """What a run shows, most important first."""
+    rules: Sequence[Callable[[RunLog, Summary], Iterator[Finding]]] = (
+        lost,
+        outcome,
+        broken,
+        spiked,
+        exploded,
+        drove,
+        fought,
+        idle,
+        agreed,
+        failed,
+        slow,
+        _held_out,
+        _told,
+    )
+    findings = [finding for rule in rules for finding in rule(run, summary)]
+    history = [finding.headline for finding in findings if finding.headline and finding.kind in _HISTORY]
+    terms = [finding.headline for finding in findings if finding.headline and finding.kind not in _HISTORY]
+    return Verdict(
+        (*_history(history, apart=summary.lost_from is not None), *([". ", *clauses(terms)] if terms else []), "."),
+        findings,
+    )
+
+
+def _history(parts: Sequence[Sentence], *, apart: bool) -> Sentence:
+    """What happened, as one sentence; the first part may stand apart from the others."""
+    first, *rest = parts
+    return (*first, "; ", *listed(rest)) if apart and rest else listed(parts)
+
+
+def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    series = run.evaluations.loss.finite
+    if not len(series):
+        return
+    what = "base loss" if BASE in run.evaluations.contributions else "loss"
+    lowest = int(np.argmin(series.values))
+    best, best_at = float(series.values[lowest]), int(series.steps[lowest])
+    last, last_at = float(series.values[-1]), int(series.steps[-1])
+    if len(series) == 1:
+        text = f"On held-out data the {what} is {shown(last)} at step {steps_shown(last_at)}, the only evaluation."
+        yield Finding("held out", (text,))
+        return
+    scale = max(float(series.values[0]) - best, abs(best))
+    if last - best > _RISEN * scale:
+        text = (
+            f"On held-out data the {what} was lowest at step {steps_shown(best_at)}, {shown(best)}, and has risen "
+            f"to {shown(last)} at step {steps_shown(last_at)}: {_better(run, series, best_at)}."
+        )
+        yield Finding("held out", (text,), (f"the held-out loss rises after step {steps_shown(best_at)}",))
+        return
+    change = Ends(float(series.values[0]), last, 1)
+    lowest_words = "its lowest" if best_at == last_at else f"lowest at step {steps_shown(best_at)}, {shown(best)}"
+    yield Finding("held out", (f"On held-out data the {what} {moved(change)}, {lowest_words}.",))
+
+
+def _better(run: RunLog, series: Series, best_at: int) -> str:
+    """What to do about a held-out loss that rises: take a checkpoint that is still there, or train less."""
+    saved = sorted({event.step for event in run.events if event.kind == "checkpoint"})[-_KEPT:]
+    losses = [float(np.interp(step, series.steps, series.values)) for step in saved]
+    last = float(series.values[-1])
+    if losses and last - min(losses) > _RISEN * abs(last):
+        return f"the checkpoint of step {steps_shown(saved[int(np.argmin(losses))])} is the better one"
+    return f"fewer steps are better, about {steps_shown(best_at)}"
+
+
+def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
+    kinds = [event.kind for event in run.events]
+    resumed = [steps_shown(event.step) for event in run.events if event.kind == "resumed"]
+    if resumed:
+        yield Finding("run", ("It was resumed at step ", *listed(resumed), "."))
+    done = int(run.steps[-1]) + 1 if len(run.steps) else 0
+    wanted = run.wanted
+    if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
+        after = f"{steps_shown(done)} of {steps_shown(wanted)} steps" if wanted is not None else steps_words(done)
+        if kinds and kinds[-1] == "interrupted":
+            text = (
+                f"It was interrupted after {after}; `penalties train --run {shlex.quote(run.folder)} --resume` goes on."
+            )
+        else:
+            torn = " while it wrote a line" if run.torn else ""
+            text = f"The log ends after {after}: the run goes on, or was stopped{torn}."
+        yield Finding("run", (text,))
+    if run.unreadable:
+        first, count = [str(line) for line in run.unreadable[:5]], len(run.unreadable)
+        numbers = listed([*first, f"{count - 5} more"] if count > 5 else first)
+        word = "line" if count == 1 else "lines"
+        yield Finding("run", (f"{steps_shown(count)} {word} of the log could not be read: ", *numbers, "."))

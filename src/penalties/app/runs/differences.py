@@ -1,0 +1,66 @@
+"""What changed in a config since its run began, where a run cannot be resumed with it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+__all__ = ["differences"]
+
+# What may be another when a run goes on: how long, and what is written and looked at, not what is trained. Whether data
+# are the same is seen by what is in them.
+_FREE: Final = (
+    "train.steps",
+    "train.checkpoint_every",
+    "train.eval_every",
+    "train.gradients_every",
+    "data.path",
+    "data.eval_path",
+    "folder",
+    "sinks",
+)
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What is another in a config that a run cannot go on with, as `"term.0.weight was 0.1 and is 0.2"`.
+
+    >>> differences({"train": {"steps": 3, "seed": 0}}, {"train": {"steps": 9, "seed": 1}})
+    ['train.seed was 0 and is 1']
+    """
+    # A schedule without steps of its own is over those of the run.
+    free = [key for key in _FREE if key != "train.steps" or not _depends(after)]
+    return [
+        f"{place} was {old} and is {new}"
+        for place, old, new in _changes("", before, after)
+        if not any(f"{place}.".startswith(f"{key}.") for key in free)
+    ]
+
+
+def _depends(config: Any) -> bool:
+    """Whether there is a schedule whose steps are those of the run."""
+    if isinstance(config, Mapping):
+        table = cast("Mapping[str, Any]", config)
+        without = "kind" in table and "steps" in table and table["steps"] is None
+        # A schedule in a chain is over the steps of its part.
+        return without or any(_depends(part) for key, part in table.items() if key != "parts")
+    return isinstance(config, list) and any(_depends(part) for part in cast("list[Any]", config))
+
+
+def _changes(place: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        old, new = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", after)
+    elif isinstance(before, list) and isinstance(after, list):
+        old = {str(index): part for index, part in enumerate(cast("list[Any]", before))}
+        new = {str(index): part for index, part in enumerate(cast("list[Any]", after))}
+    else:
+        if before != after:
+            yield place, _shown(before), _shown(after)
+        return
+    for key in dict.fromkeys((*old, *new)):
+        yield from _changes(f"{place}.{key}" if place else key, old.get(key, _NOTHING), new.get(key, _NOTHING))
+
+
+_NOTHING: Final = object()
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is _NOTHING else json.dumps(value, default=str)

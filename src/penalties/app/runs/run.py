@@ -1,0 +1,263 @@
+"""Run folders: the config, the log, checkpoints, references and the report of one run.
+
+    runs/demo/
+    ├── config.json       the config with every default
+    ├── metrics.jsonl     one line a step, and one for each evaluation and event
+    ├── checkpoints/      the last ones, each whole
+    ├── references/       what the model said before it was trained
+    ├── report.html
+    └── lock              who writes here
+
+A folder holds a run from the moment that its config is there.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+from ...encoding import loads
+from ...files import write_atomically
+from .disk import RunError, writing
+from .lock import Lock
+from .log import Log, now, records
+
+__all__ = ["Run"]
+
+_CONFIG: Final = "config.json"
+_METRICS: Final = "metrics.jsonl"
+_LOCK: Final = "lock"
+_REACH: Final = 65536
+# What the program itself puts into a run's folder; of anything else it takes nothing away.
+_FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json")
+_FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "mlflow.db", "wandb")
+_PART: Final = re.compile(r"\.(config\.json|sinks\.json|report\.html)\.(\w+\.)?part")
+_CHECKPOINT: Final = re.compile(r"\d{6,}|\.\d{6,}\.(part|gone)")
+_REFERENCE: Final = re.compile(r"\w+\.npz|\.\w+\.npz(\.\w+)+")
+
+
+class Run:
+    """A run folder. `create` and `open` lock it for writing; `Run(folder)` reads only.
+
+    >>> import tempfile
+    >>> with Run.create(Path(tempfile.mkdtemp(), "first"), {"train": {"steps": 3}}) as run:
+    ...     _ = run.begin_log()
+    ...     _ = run.event(0, "warning", "this is an example")
+    >>> [record["message"] for record in Run(run.folder).records()]
+    ['this is an example']
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """A folder to read; nothing is looked at yet."""
+        self.folder: Path = Path(folder)
+        self._lock: Lock | None = None
+        self._log: Log | None = None
+
+    @classmethod
+    def create(cls, folder: str | Path, config: Any) -> "Run":
+        """A new run, in a folder that has none; `config` is resolved: a `Config`, or what its `to_dict` gives."""
+        run = cls(folder)
+        try:
+            if run.folder.is_dir():
+                run._check_own()
+            with writing(run.folder):
+                run.folder.mkdir(parents=True, exist_ok=True)
+                run._lock = Lock(run.folder / _LOCK)
+                run.checkpoints.mkdir(exist_ok=True)
+                run.references.mkdir(exist_ok=True)
+            if run.begun():
+                raise RunError(
+                    f"{run.folder} holds a run already; go on with it by --resume, or choose another folder with --run",
+                    2,
+                )
+            run._forget()
+            run.write_config(config)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        """The run in a folder, to go on with it."""
+        run = cls(folder)
+        if not run.exists():
+            raise RunError(f"{run.folder} holds no run: there is no {_CONFIG} in it", 2)
+        with writing(run.folder):
+            run._lock = Lock(run.folder / _LOCK)
+        return run
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run: others have a config.json too, as models of Hugging Face do."""
+        path = self.folder / _CONFIG
+        if not path.is_file() or (self.folder / _LOCK).is_file():
+            return path.is_file()
+        # A copy may be without the lock.
+        with contextlib.suppress(ValueError):
+            found = json.loads(path.read_bytes())
+            return isinstance(found, dict) and {"model", "data", "train"} <= set(cast("dict[str, Any]", found))
+        return False
+
+    def begun(self) -> bool:
+        """Whether the run ever finished a step; one that did not, as for bad data, is in nobody's way."""
+        if not self.exists():
+            return False
+        saved = self.checkpoints.is_dir() and any(path.name.isdecimal() for path in self.checkpoints.iterdir())
+        return saved or any(record["kind"] == "step" for record in self.records())
+
+    def _check_own(self) -> None:
+        """Refuse a folder with anything in it that no run put there."""
+        names = {path.name for path in self.folder.iterdir()}
+        own = {*_FILES, *_FOLDERS}
+        others = sorted(name for name in names - own if not _PART.fullmatch(name))
+        if _CONFIG in names and not self.exists():
+            others.insert(0, _CONFIG)
+        for folder, known in ((self.checkpoints, _CHECKPOINT), (self.references, _REFERENCE)):
+            if folder.is_dir():
+                others += [f"{folder.name}/{one.name}" for one in folder.iterdir() if not known.fullmatch(one.name)]
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise RunError(
+                f"{self.folder} holds something else than a run: {others[0]}{more}; choose another folder with --run",
+                2,
+            )
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def references(self) -> Path:
+        """The folder of what references remember."""
+        return self.folder / "references"
+
+    @property
+    def report(self) -> Path:
+        """Where the report is, once it is written."""
+        return self.folder / "report.html"
+
+    @property
+    def metrics(self) -> Path:
+        """Where the log is."""
+        return self.folder / _METRICS
+
+    def config(self) -> dict[str, Any]:
+        """The resolved config that the run was made with."""
+        path = self.folder / _CONFIG
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise RunError(f"{self.folder} holds no run: there is no {_CONFIG} in it", 2) from None
+        except ValueError as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+        return found
+
+    def write_config(self, config: Any) -> None:
+        """Write the resolved config."""
+        resolved = config.to_dict() if hasattr(config, "to_dict") else config
+        path = self.folder / _CONFIG
+        with writing(path):
+            write_atomically(path, (json.dumps(resolved, indent=2, allow_nan=False) + "\n"))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The records of the log so far."""
+        return records(self.metrics)
+
+    def last(self) -> dict[str, Any] | None:
+        """The last record of the log; None without any, or where a crash of the machine left something else."""
+        try:
+            with self.metrics.open("rb") as file:
+                # A line is a few thousand bytes; from the end, since a log may have a hundred thousand of them.
+                size = file.seek(0, os.SEEK_END)
+                reach = _REACH
+                while True:
+                    file.seek(max(0, size - reach))
+                    *whole, _ = file.read().split(b"\n")
+                    if len(whole) > 1 or reach >= size:
+                        return loads(whole[-1]) if whole else None
+                    reach *= 2
+        except (FileNotFoundError, ValueError):
+            return None
+
+    # Writing.
+
+    def begin_log(self) -> Log:
+        """Open the log for writing, after what is in it."""
+        assert self._lock is not None, "a run that is only read has no log to write"
+        self._log = Log(self.metrics)
+        return self._log
+
+    @property
+    def log(self) -> Log:
+        """The log, open for writing."""
+        assert self._log is not None, "begin_log comes first"
+        return self._log
+
+    def event(self, step: int, event: str, message: str) -> tuple[dict[str, Any], str]:
+        """Write an event to the log; gives its record and its line."""
+        record = {"kind": "event", "step": step, "time": now(), "event": event, "message": message}
+        return record, self.log.write(record)
+
+    def _forget(self) -> None:
+        """Remove what a run left that never began."""
+        with writing(self.folder):
+            for path in (self.folder / _CONFIG, self.metrics, self.report, *_named(self.references, _REFERENCE)):
+                path.unlink(missing_ok=True)
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove what was begun when an earlier process ended."""
+        for folder, known in ((self.folder, _PART), (self.checkpoints, _CHECKPOINT), (self.references, _REFERENCE)):
+            for left in _named(folder, known):
+                if not left.name.startswith("."):
+                    continue
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, as far as it holds nothing else; for who has made it."""
+        with contextlib.suppress(OSError, RunError), contextlib.ExitStack() as ending:
+            ending.callback(Lock(self.folder / _LOCK).release)
+            if self.begun():
+                return
+            self._check_own()
+            self._forget()
+            for path in (self.folder / "sinks.json", self.folder / _LOCK):
+                path.unlink(missing_ok=True)
+            for folder in (self.checkpoints, self.references, self.folder):
+                if folder.is_dir():
+                    folder.rmdir()
+
+    def close(self) -> None:
+        """Close the log and let others write. To close twice is to close once."""
+        log, self._log = self._log, None
+        lock, self._lock = self._lock, None
+        try:
+            if log is not None:
+                log.close()
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def __enter__(self) -> "Run":
+        """Itself."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Where it is."""
+        return f"Run({str(self.folder)!r})"
+
+
+def _named(folder: Path, known: "re.Pattern[str]") -> list[Path]:
+    return [path for path in folder.iterdir() if known.fullmatch(path.name)] if folder.is_dir() else []

@@ -1,0 +1,6 @@
+"""Training a run: the model, the loop, held-out evaluation, progress and sinks."""
+
+from .loop import Interrupted, Training
+from .start import check_config, train
+
+__all__ = ["Interrupted", "Training", "check_config", "train"]

@@ -1,0 +1,62 @@
+"""Warnings as they arise: terms that dominate, conflict or fail, each told once and not at every step."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...pipeline.explanation import Finding, explain
+from ...pipeline.output import LossOutput
+
+__all__ = ["Findings"]
+
+_PATIENCE: Final = {"failed": 1, "dominates": 3, "conflicts": 3}
+"""The kinds that are told, and how many times in a row one is seen first: a batch or two say little.
+
+An explosion is none of them: how long a gradient is depends on the tokens of a batch.
+"""
+_AGAIN: Final = 200
+"""Steps after which one that was gone is told again."""
+
+
+class Findings:
+    """What stood out so far, so that it is told when it begins, and again only after a long absence.
+
+    >>> from penalties import TermOutput
+    >>> out = LossOutput.of([TermOutput("l1", 1000.0), TermOutput("l2", 1.0)])
+    >>> findings = Findings()
+    >>> [found.message for step in range(10) for found in findings.look(out, step)]
+    ['l1 dominates l2: its contribution is 1000 times as large']
+    """
+
+    def __init__(self, notes: Mapping[str, Any] | None = None) -> None:
+        """Nothing yet, or what `notes` gave."""
+        self._seen: dict[str, list[int]] = {key: list(value) for key, value in (notes or {}).items()}
+        """By finding: how many times in a row, the last step, and whether it was told."""
+
+    def notes(self) -> dict[str, Any]:
+        """What is to be remembered, as plain data."""
+        return {key: list(value) for key, value in self._seen.items()}
+
+    def look(self, out: LossOutput, step: int, *, measured: bool = True) -> list[Finding]:
+        """What is new in the output of a step; between measurements of gradients only failures are."""
+        told: list[Finding] = []
+        # Where there are no cosines, nothing is known of conflicts.
+        looked = [kind for kind in _PATIENCE if kind != "conflicts" or out.cosines is not None]
+        if not measured:
+            looked = ["failed"]
+        present: set[str] = set()
+        for finding in explain(out).findings:
+            if finding.kind not in looked:
+                continue
+            key = f"{finding.kind}: {', '.join(finding.terms)}"
+            present.add(key)
+            times, last, was_told = self._seen.get(key, (0, step, 0))
+            if step - last > _AGAIN:
+                was_told = 0
+            if not was_told and times + 1 >= _PATIENCE[finding.kind]:
+                told.append(finding)
+                was_told = 1
+            self._seen[key] = [times + 1, step, was_told]
+        for key, entry in self._seen.items():
+            if key not in present and key.partition(":")[0] in looked:
+                entry[0] = 0
+        return told

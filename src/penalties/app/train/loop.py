@@ -1,0 +1,292 @@
+"""Training a run: the loop, and everything that it leaves behind.
+
+A step is a forward, the terms, a backward and a step of the optimizer; then its line in the log. Whatever ends the
+process, the run goes on from its last checkpoint: what was logged after that is cut off and done again, to the same
+numbers, since the data of a step depend on nothing but the seed and its number.
+"""
+
+import contextlib
+import importlib
+import math
+import random
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...errors import said
+from ...execution.executor import Executor
+from ...pipeline import Pipeline
+from ...pipeline.output import LossOutput
+from ...pipeline.schedules import Schedule
+from ...pipeline.schedules import weights as weights_at
+from ...pipeline.term import Term
+from ...training.custom_loss import forward_backward_custom
+from ..runs import checkpoints
+from ..runs.checkpoints import Checkpoint
+from ..runs.disk import RunError
+from ..runs.log import now
+from ..runs.references import References
+from ..runs.run import Run
+from .clients import Backend
+from .evaluation import evaluate, every_term
+from .findings import Findings
+from .progress import Progress
+from .signals import Interruption
+from .sinks import Sinks
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+__all__ = ["Interrupted", "Training", "steps_done"]
+
+_ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
+
+
+class Interrupted(RunError):
+    """Somebody stopped the run, which can go on after `step` steps."""
+
+    def __init__(self, folder: Path, step: int, message: str) -> None:
+        """Keep what going on needs."""
+        super().__init__(message)
+        self.folder = folder
+        self.step = step
+
+
+class Training:
+    """A run in progress: the model, the data, the objective, and where it stands."""
+
+    def __init__(
+        self,
+        config: "Config",
+        run: Run,
+        backend: Backend,
+        stream: Any,
+        executor: Executor,
+        references: References,
+        sinks: Sinks,
+        progress: Progress,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """At step 0; warnings are told when it begins."""
+        self.config = config
+        self.run = run
+        self.backend = backend
+        self.stream = stream
+        self.executor = executor
+        self.references = references
+        self.sinks = sinks
+        self.progress = progress
+        self.warnings = warnings
+        # Kept: what is made anew counts as another objective each time.
+        self.base: Term | dict[str, Any] = config.base
+        self.pipeline: Pipeline = config.pipeline()
+        self.watched: Pipeline = every_term(self.pipeline)
+        self.schedules: dict[str, Schedule] = config.schedules()
+        self.learning_rate: Schedule = config.learning_rate()
+        self.findings: Findings = Findings()
+        self.done: int = 0
+        """Steps that are finished."""
+        self.saved: int = 0
+        """Steps of the last checkpoint."""
+        self.state: dict[str, Any] = {}
+
+    def begin(self, checkpoint: Checkpoint | None, *, resumed: bool) -> None:
+        """Stand where a checkpoint was made; the model is loaded already.
+
+        Nothing in the folder is changed until all is known to be there: what cannot go on now may do so later.
+        """
+        if checkpoint is not None:
+            if checkpoint.notes["data"] != self.stream.fingerprint:
+                raise RunError("the data are others than those that the run began with; bring them back to go on", 2)
+            self.done = self.saved = checkpoint.step
+            self.state = checkpoint.state(self.backend.device)
+            self.findings = Findings(checkpoint.notes["findings"])
+        self.references.prepare(self.backend.client, self._all_data, self.progress.say, trained=self.done > 0)
+        size = 0 if checkpoint is None else checkpoint.log_size
+        missing = size - self.run.log.size
+        self.run.log.cut(min(size, self.run.log.size))
+        if self.run.config() != self.config.to_dict():
+            self.run.write_config(self.config)
+        if resumed:
+            where = "the beginning" if checkpoint is None else f"the checkpoint after {steps_done(self.done)}"
+            self.tell("resumed", f"from {where}")
+        for damaged in () if checkpoint is None else checkpoint.damaged:
+            self.tell("warning", f"a later checkpoint is damaged and was left out: {damaged}")
+        for warning in self.warnings:
+            self.tell("warning", warning)
+        if missing > 0:
+            self.tell("warning", f"the log lacks {missing} bytes of what was written before that checkpoint")
+        problems = self.stream.problems
+        if problems and self.done == 0:
+            self.tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
+
+    def run_all(self) -> None:
+        """Every step that is left, with evaluations and checkpoints between them."""
+        train = self.config.train
+        if self.done == 0:
+            self.evaluate()
+        with Interruption(self.progress.stopping) as stop:
+            while self.done < train.steps:
+                self.step()
+                last = self.done == train.steps
+                if last or self.done % train.eval_every == 0:
+                    self.evaluate()
+                if last or stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0):
+                    self.checkpoint()
+                if stop and not last:
+                    self.tell("interrupted", f"after {steps_done(self.done)}")
+                    raise Interrupted(self.run.folder, self.done, f"interrupted after {steps_done(self.done)}")
+        self.tell("finished", steps_done(self.done))
+
+    def step(self) -> None:
+        """One step, and its line in the log."""
+        began = time.perf_counter()
+        step = self.done
+        _seed(self.config.train.seed, step)
+        data = self.backend.batch(self.stream.batch(step))
+        rate = float(self.learning_rate(step))
+        options = {name: float(getattr(self.config.train, name)) for name in _ADAM}
+        every = self.config.train.gradients_every
+        measured = every > 0 and step % every == 0
+        passed = forward_backward_custom(
+            self.backend.client,
+            data,
+            self.base,
+            regularizers=self.pipeline,
+            references=self.references.providers,
+            track_grad_norms=self.backend.gradients if measured else False,
+            weights=weights_at(self.schedules, step),
+            executor=self.executor,
+            step=step,
+            state=self.state,
+            cosines=measured,
+            server=self.backend.server,
+        )
+        # Sent at once: a server can begin while the backward's answer is on its way.
+        stepped = self.backend.client.optim_step(self.backend.adam({"learning_rate": rate, **options}))
+        output, optimizer = passed.result(), stepped.result()
+        loss: LossOutput = output.custom_loss
+        # A term that did not run this time keeps what it had.
+        self.state |= loss.state
+        plain = loss.read()
+        self.done += 1
+        self._write(
+            {
+                "kind": "step",
+                "step": step,
+                "time": now(),
+                "seconds": time.perf_counter() - began,
+                "tokens": _tokens(data),
+                "learning_rate": rate,
+                **_described(plain),
+                "metrics": _flat(plain, output.metrics, getattr(optimizer, "metrics", None)),
+            }
+        )
+        for finding in self.findings.look(plain, step, measured=measured or not every):
+            self.tell("warning", finding.message, step)
+
+    def evaluate(self) -> None:
+        """The objective on held-out data, in the log."""
+        self.progress.say("evaluating")
+        _seed(self.config.train.seed, self.done)
+        tokens = 0
+
+        def batches() -> Iterator[list[Any]]:
+            nonlocal tokens
+            for data in self.stream.eval_batches():
+                tokens += _tokens(data)
+                yield self.backend.batch(data)
+
+        with self.sinks.muted():
+            output = evaluate(
+                self.backend.client,
+                batches(),
+                self.base,
+                self.watched,
+                self.references,
+                weights=weights_at(self.schedules, self.done),
+                executor=self.executor,
+                step=self.done,
+                state=self.state,
+                server=self.backend.server,
+            )
+        if output is not None:
+            self._write({"kind": "eval", "step": self.done, "time": now(), "tokens": tokens, **_described(output)})
+            self.sinks.evaluated(output, self.done)
+
+    def checkpoint(self) -> None:
+        """Save everything that going on needs."""
+        self.progress.say("saving a checkpoint")
+        self.references.save()
+        checkpoints.commit(
+            self.run,
+            self.done,
+            self.backend.save,
+            self.state,
+            {"findings": self.findings.notes(), "data": self.stream.fingerprint},
+            lambda: self.tell("checkpoint", f"after {steps_done(self.done)}"),
+        )
+        self.saved = self.done
+        self.sinks.flush()
+
+    def _all_data(self) -> Iterator[list[Any]]:
+        train = self.config.train
+        # One pass through the file has everything that later ones have.
+        for step in range(min(train.steps, math.ceil(len(self.stream) / train.batch_size))):
+            yield self.backend.batch(self.stream.batch(step))
+        for data in self.stream.eval_batches():
+            yield self.backend.batch(data)
+
+    def tell(self, event: str, message: str, step: int | None = None) -> None:
+        """Write an event to the log, and show it."""
+        self.progress.record(*self.run.event(self.done if step is None else step, event, message))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.progress.record(record, self.run.log.write(record))
+
+
+def _seed(seed: int, step: int) -> None:
+    """Seed what terms may draw from: a step draws the same whenever it is done, and nothing has to be saved."""
+    torch: Any = importlib.import_module("torch")
+    drawn = zlib.crc32(f"{seed} {step}".encode())
+    random.seed(drawn)
+    np.random.seed(drawn)  # noqa: NPY002 (the generator that terms share)
+    # What torch.manual_seed does for every kind of device takes 60 microseconds.
+    torch.default_generator.manual_seed(drawn)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(drawn)
+
+
+def _described(plain: LossOutput) -> dict[str, Any]:
+    """An output as a record has it."""
+    return {
+        "loss": plain.to_dict(),
+        "durations": {term.name: term.duration for term in plain.all if term.duration is not None},
+        "errors": {term.name: said(term.error) for term in plain.all if term.error is not None},
+    }
+
+
+def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """The numbers of the client and the optimizer, without those that the loss has."""
+    assert plain.base is not None, "a config has a base loss"
+    own = {**plain.metrics(), **plain.base.metrics}
+    found: dict[str, float] = {}
+    for given in metrics:
+        for name, value in (given or {}).items():
+            if name not in own:
+                with contextlib.suppress(TypeError, ValueError):
+                    found[str(name)] = float(value)
+    return found
+
+
+def _tokens(data: list[Any]) -> int:
+    return sum(int(datum.model_input.length) for datum in data)
+
+
+def steps_done(count: int) -> str:
+    """A count of steps in words."""
+    return "1 step" if count == 1 else f"{count} steps"

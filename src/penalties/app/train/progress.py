@@ -1,0 +1,335 @@
+"""What is shown of a run while it trains: a live table, plain lines, JSON lines, or nothing.
+
+Each is given every record that goes into the log, and its line.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+__all__ = [
+    "SILENT",
+    "Enduring",
+    "JSONProgress",
+    "Lines",
+    "Pace",
+    "Progress",
+    "Quiet",
+    "Silent",
+    "chosen",
+    "clock",
+    "share_of",
+    "short",
+    "sparkline",
+    "spoken",
+]
+
+STOPPING: Final = "stopping after this step; once more to stop at once"
+_TOLD: Final = ("evaluating", "saving a checkpoint")
+"""What is told when it is done."""
+_LINES: Final = 20
+"""Lines for the steps of a run, however many they are, and at most as many for its evaluations and checkpoints."""
+
+
+class Progress(Protocol):
+    """What a run tells while it trains."""
+
+    def begin(self, folder: Path, steps: int, done: int) -> None:
+        """A run in this folder begins, with that many steps, of which some are done."""
+        ...
+
+    def say(self, what: str) -> None:
+        """What takes its time now."""
+        ...
+
+    def stopping(self) -> None:
+        """Somebody has asked to stop; called from a signal's handler, where nothing may wait for anything."""
+        ...
+
+    def record(self, record: Mapping[str, Any], line: str) -> None:
+        """A record of the log, and its line."""
+        ...
+
+    def end(self) -> None:
+        """The run is over, in whatever way."""
+        ...
+
+
+class Silent:
+    """Nothing."""
+
+    def begin(self, folder: Path, steps: int, done: int) -> None:
+        """Nothing."""
+
+    def say(self, what: str) -> None:
+        """Nothing."""
+
+    def stopping(self) -> None:
+        """Nothing."""
+
+    def record(self, record: Mapping[str, Any], line: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+SILENT: Final = Silent()
+
+
+class JSONProgress(Silent):
+    """The lines of the log as they are written, for a machine."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        """To the standard output, or elsewhere."""
+        self._out = sys.stdout if out is None else out
+
+    def record(self, record: Mapping[str, Any], line: str) -> None:
+        """Print the line."""
+        print(line, file=self._out, flush=True)
+
+
+class Quiet(Silent):
+    """Nothing, but an answer to Ctrl-C."""
+
+    def stopping(self) -> None:
+        """Say so."""
+        _from_a_handler(STOPPING)
+
+
+class Lines:
+    """A line now and then, for a pipe or a file."""
+
+    def __init__(self, out: TextIO | None = None, lines: int = _LINES) -> None:
+        """To the standard output, or elsewhere; so many lines for the steps."""
+        self._out = sys.stdout if out is None else out
+        self._lines = lines
+        self._pace = Pace(0, 0)
+        self._parts: dict[str, int] = {}
+        """By what is told: the part of the run that it was last told in."""
+        self._said = ""
+
+    def begin(self, folder: Path, steps: int, done: int) -> None:
+        """Say what is trained."""
+        self._pace = Pace(steps, done)
+        self._parts = {}
+        self._print(f"{folder}: {steps} steps" + (f", {done} of them done" if done else ""))
+
+    def say(self, what: str) -> None:
+        """Print what may take long, once; evaluations and checkpoints have lines of their own."""
+        kind = what.partition(":")[0]
+        if kind not in _TOLD and kind != self._said:
+            self._said = kind
+            self._print(kind)
+
+    def stopping(self) -> None:
+        """Say so."""
+        _from_a_handler(STOPPING)
+
+    def record(self, record: Mapping[str, Any], line: str) -> None:
+        """Print what is worth a line."""
+        kind, done = record.get("event", record["kind"]), record["step"]
+        if kind == "step":
+            self._pace.step(record)
+            done = self._pace.done
+        if kind in ("step", "eval", "checkpoint") and not self._due(kind, done):
+            return
+        if kind == "step":
+            rest = f"{self._pace.tokens_per_second():.0f} tokens/s, {self._pace.rest()}"
+            self._print(f"step {done}/{self._pace.steps}: {_terms(record)}; {rest}")
+        else:
+            self._print(spoken(record, self._pace.done))
+
+    def _due(self, kind: str, done: int) -> bool:
+        """Whether this is the first of its kind in a part of the run; the last step is a part of its own."""
+        part = done * self._lines // max(self._pace.steps, 1)
+        if self._parts.get(kind) == part:
+            return False
+        self._parts[kind] = part
+        return True
+
+    def end(self) -> None:
+        """Nothing more."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+
+class Pace:
+    """How fast a run is, by the steps of this process."""
+
+    def __init__(self, steps: int, done: int) -> None:
+        """A run of so many steps, of which some are done."""
+        self.steps = steps
+        self.done: int = done
+        self._first = done
+        self._created = time.monotonic()
+        self._began = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """A step is finished."""
+        if self.done == self._first:
+            self._began = time.monotonic() - record["seconds"]
+        self.done = record["step"] + 1
+        # Of the last ten steps or so.
+        self._tokens = 0.9 * self._tokens + record["tokens"]
+        self._seconds = 0.9 * self._seconds + record["seconds"]
+
+    def tokens_per_second(self) -> float:
+        """In steps alone, without evaluations and checkpoints."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def left(self) -> str:
+        """The time that the rest will take, everything included, as `"1:23"`."""
+        made = self.done - self._first
+        if not made:
+            return "-:--"
+        return clock((time.monotonic() - self._began) / made * (self.steps - self.done))
+
+    def rest(self) -> str:
+        """The time that is left, or at the end that which the run took in this process, everything included."""
+        return f"{self.left()} left" if self.done < self.steps else self.elapsed()
+
+    def elapsed(self) -> str:
+        """The time since this process began with the run, as `"1:23 elapsed"`."""
+        return f"{clock(time.monotonic() - self._created)} elapsed"
+
+
+def clock(seconds: float) -> str:
+    """A duration as people write it.
+
+    >>> clock(83), clock(4000)
+    ('1:23', '1:06:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def short(value: Any) -> str:
+    """A number in a few signs.
+
+    >>> short(0.000123456), short(3.14159), short(None), short(float("nan"))
+    ('0.000123', '3.142', '-', 'nan')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if abs(value) >= 1 or value != value else f"{value:.3g}"
+
+
+def share_of(loss: Mapping[str, Any], name: str) -> float | None:
+    """What a term is of the loss, of sums of magnitudes; None where that says nothing."""
+    contributions = {key: part["contribution"] for key, part in loss["regularizers"].items()}
+    if "base_loss" in loss:
+        contributions["base_loss"] = loss["base_loss"]["value"]
+    sizes = {key: abs(value) for key, value in contributions.items() if value is not None and math.isfinite(value)}
+    whole = sum(sizes.values())
+    return sizes[name] / whole if whole and name in sizes else None
+
+
+def spoken(record: Mapping[str, Any], done: int) -> str:
+    """A record that is no step, in a line; steps are counted from 1, and so many of them are done.
+
+    >>> spoken({"kind": "event", "step": 3, "event": "warning", "message": "l1 dominates l2"}, done=4)
+    'warning at step 4: l1 dominates l2'
+    """
+    if record["kind"] == "eval":
+        when = f"after step {record['step']}" if record["step"] else "before step 1"
+        return f"evaluation {when}: {_terms(record)}"
+    event, message = record["event"], record["message"]
+    if event == "checkpoint":
+        return f"checkpoint {message}"
+    # What is told of data, before a step, is of none.
+    where = f" at step {record['step'] + 1}" if event == "warning" and record["step"] < done else ""
+    return f"{event}{where}: {message}"
+
+
+def _terms(record: Mapping[str, Any]) -> str:
+    loss = record["loss"]
+    parts = [f"loss {short(loss['loss_total'])}"]
+    if "base_loss" in loss:
+        parts.append(f"base_loss {short(loss['base_loss']['value'])}")
+    for name, part in loss["regularizers"].items():
+        share = share_of(loss, name)
+        of_loss = "" if share is None else f" ({share:.0%})"
+        parts.append(f"{name} {'skipped' if part['value'] is None else short(part['value'])}{of_loss}")
+    return ", ".join(parts)
+
+
+class Enduring:
+    """Another progress until it cannot be shown any more, as where a terminal is closed: training goes on."""
+
+    def __init__(self, shown: Progress) -> None:
+        """What is shown."""
+        self._shown = shown
+
+    def begin(self, folder: Path, steps: int, done: int) -> None:
+        """As the other."""
+        self._try(lambda: self._shown.begin(folder, steps, done))
+
+    def say(self, what: str) -> None:
+        """As the other."""
+        self._try(lambda: self._shown.say(what))
+
+    def stopping(self) -> None:
+        """As the other."""
+        self._try(self._shown.stopping)
+
+    def record(self, record: Mapping[str, Any], line: str) -> None:
+        """As the other."""
+        self._try(lambda: self._shown.record(record, line))
+
+    def end(self) -> None:
+        """As the other."""
+        self._try(self._shown.end)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except OSError:
+            self._shown = SILENT
+
+
+def _from_a_handler(text: str) -> None:
+    """Print from a signal's handler: `print` fails where the signal came in the midst of another one."""
+    os.write(2, f"{text}\n".encode())
+
+
+def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None, lines: int = _LINES) -> Progress:
+    """What suits the options of a command and where its output goes; in a pipe, so many lines for the steps."""
+    return Enduring(_chosen(quiet=quiet, json=json, out=out, lines=lines))
+
+
+def _chosen(*, quiet: bool, json: bool, out: TextIO | None, lines: int) -> Progress:
+    if json:
+        return JSONProgress(out)
+    if quiet:
+        return Quiet()
+    stream = sys.stdout if out is None else out
+    if not stream.isatty():
+        return Lines(stream, lines)
+    from .live import Live
+
+    return Live(stream)
+
+
+def sparkline(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
+    """Numbers as a line of marks, from the least to the most of them; a gap where one is no number.
+
+    >>> sparkline([0.0, 1.0, 2.0, float("nan"), 7.0])
+    '▁▂▃ █'
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    low = min(finite, default=0.0)
+    width = max(finite, default=0.0) - low
+    top = len(marks) - 1
+    return "".join(
+        " " if not math.isfinite(value) else marks[round(top * (value - low) / width) if width else 0]
+        for value in values
+    )

@@ -1,0 +1,134 @@
+"""Starting a run, or resuming one: the model, the data and the sinks, opened for the loop and closed after it."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import said
+from ...execution.executor import Executor
+from ..privacy import hide
+from ..runs import checkpoints
+from ..runs.checkpoints import Checkpoint
+from ..runs.differences import differences
+from ..runs.disk import RunError
+from ..runs.references import References
+from ..runs.run import Run
+from .clients import connect
+from .loop import Interrupted, Training, steps_done
+from .progress import SILENT, Progress
+from .sinks import attached
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+__all__ = ["check_config", "train"]
+
+
+def train(config: "Config", folder: str | Path, *, resume: bool = False, progress: Progress = SILENT) -> Run:
+    """Train the run of a folder to its end, and give it back, closed.
+
+    With `resume` it goes on from its last checkpoint, or begins where it never did. Ctrl-C ends the step, saves a
+    checkpoint and raises `Interrupted`; a second one raises it at once.
+    """
+    there = Run(folder)
+    # One that never began may begin with another config.
+    resumed = resume and there.exists() and (there.begun() or not differences(_before(there), config.to_dict()))
+    with Run.open(folder) if resumed else Run.create(folder, config) as run, contextlib.ExitStack() as ending:
+        checkpoint = checkpoints.latest(run)
+        left = _begin(run, config, 0 if checkpoint is None else checkpoint.step)
+        progress.begin(run.folder, config.train.steps, 0 if checkpoint is None else checkpoint.step)
+        ending.callback(progress.end)
+        if not left:
+            progress.say("the run was finished before")
+            return run
+        run.begin_log()
+        with _opened(run, config, checkpoint, progress) as training:
+            training.begin(checkpoint, resumed=resumed)
+            training.run_all()
+    return run
+
+
+def _before(run: Run) -> dict[str, Any]:
+    """The config of a run that is there; options that are newer than it have their defaults."""
+    from ..config import Config, ConfigError
+
+    try:
+        return Config.from_dict(run.config()).to_dict()
+    except ConfigError as error:
+        raise RunError(f"{run.folder}: its config is of another version: {error.problems[0]}", 2) from error
+
+
+def check_config(run: Run, config: "Config") -> None:
+    """Refuse a config that is not the run's."""
+    changed = differences(_before(run), config.to_dict())
+    if changed:
+        raise RunError(
+            f"{run.folder}: its config is another: {'; '.join(changed[:3])}; a run goes on as it began: give it the "
+            "same config, or choose another folder with --run",
+            2,
+        )
+
+
+def _begin(run: Run, config: "Config", done: int) -> bool:
+    """Make sure that the run can go on with the config; False where there is nothing left to do."""
+    check_config(run, config)
+    run.clean()
+    if done > config.train.steps:
+        raise RunError(
+            f"{run.folder}: {steps_done(done)} are done; train.steps is {config.train.steps}, expected as many or more",
+            2,
+        )
+    last = run.last()
+    return last is None or last.get("event") != "finished" or last["step"] < config.train.steps
+
+
+@contextlib.contextmanager
+def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress: Progress) -> Generator[Training]:
+    """A training that is ready, and everything that it needs closed at the end."""
+    from ..data import Stream
+
+    status, training, sinks = "errored", None, None
+    before = 0 if checkpoint is None else checkpoint.step
+    with contextlib.ExitStack() as ending:
+        try:
+            progress.say("loading the model")
+            backend = connect(config, None if checkpoint is None else checkpoint.client)
+            ending.callback(lambda: backend.close(status))
+            stream = Stream(config, backend.tokenizer, backend.limit)
+            executor = Executor()
+            ending.callback(executor.close)
+            references = References(config.providers(backend.another), run.references)
+
+            early: list[str] = []
+
+            def warn(message: str) -> None:
+                if training is None:
+                    # The log may still be cut.
+                    early.append(message)
+                else:
+                    training.tell("warning", message)
+
+            sinks = ending.enter_context(attached(config.sinks, run.folder, config.to_dict(), step=before, report=warn))
+            training = Training(config, run, backend, stream, executor, references, sinks, progress, early)
+            yield training
+            status = sinks.status = "success"
+        except (Interrupted, KeyboardInterrupt) as error:
+            status = "interrupted"
+            if sinks is not None:
+                sinks.status = status
+            if isinstance(error, Interrupted):
+                raise
+            done, saved = (before, before) if training is None else (training.done, training.saved)
+            _leave_word(run, done, "interrupted", f"at once, after {steps_done(done)}")
+            last = f"the last checkpoint is that after {steps_done(saved)}" if saved else "there is no checkpoint yet"
+            raise Interrupted(run.folder, saved, f"stopped at once after {steps_done(done)}, and {last}") from None
+        except Exception as error:
+            _leave_word(run, before if training is None else training.done, "failed", hide(said(error)))
+            raise
+
+
+def _leave_word(run: Run, step: int, event: str, message: str) -> None:
+    """Write how the run ended; the log itself may be what failed."""
+    with contextlib.suppress(RunError, OSError):
+        run.event(step, event, message)

@@ -1,0 +1,411 @@
+"""A config that is wrong: everything at once, each with its place, what was found, what is allowed, what is near."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penalties.app.config import Config, checks
+from penalties.app.config.checks import checked
+from penalties.app.config.reading import read
+from penalties.app.problems import joined, nearest, shown
+
+from ..configs import problems
+
+KL = '[references]\ninitial = { kind = "initial" }\n[[term]]\nfn = "kl_estimate"\nname = "kl"\n'
+READS = 'inputs = ["logprobs", "initial"]\n'
+
+STRUCTURE = [
+    (
+        "[train]\nstep = 5",
+        "train.step",
+        ["no such key", "found 5", "did you mean steps?", "allowed: steps, batch_size"],
+    ),
+    ("[train]\nzzz = 5", "train.zzz", ["no such key", "allowed: steps"]),
+    ("[model]\nlearning_rate = 5", "model.learning_rate", ["it is a key of [train]"]),
+    ("[trian]\nsteps = 5", "trian", ["no such table", "did you mean train?", "model, backend, data"]),
+    ("[train]\nsteps = 0", "train.steps", ["found 0", "a whole number of at least 1"]),
+    ("[train]\nsteps = 1.5", "train.steps", ["found 1.5", "a whole number"]),
+    ("[train]\nsteps = true", "train.steps", ["found true", "a whole number"]),
+    ('[train]\nsteps = "many"', "train.steps", ['found "many"', "a whole number"]),
+    ("[train]\nlearning_rate = 0", "train.learning_rate", ["found 0", "a number above 0"]),
+    ("[train]\nlearning_rate = nan", "train.learning_rate", ["found nan", "a number above 0"]),
+    ("[train]\nlearning_rate = inf", "train.learning_rate", ["found inf", "a number above 0"]),
+    ("[train]\nbeta1 = 1", "train.beta1", ["found 1", "a number of at least 0 and below 1"]),
+    ("[train]\ngradients_every = true", "train.gradients_every", ["found true", "a whole number"]),
+    ("[train]\nloss_options = 5", "train.loss_options", ["found 5", "a table"]),
+    ("[train]\nschedule = 5", "train.schedule", ["found 5", "a table with a kind"]),
+    ('[train]\nschedule = { kind = "cosin" }', "train.schedule.kind", ['found "cosin"', 'did you mean "cosine"?']),
+    ("[train]\nschedule = { steps = 5 }", "train.schedule.kind", ["missing", '"constant"']),
+    (
+        '[train]\nschedule = { kind = "warmup" }',
+        "train.schedule.steps",
+        ["missing", "a whole number of at least 0: The"],
+    ),
+    ('[backend]\nkind = "locla"', "backend.kind", ['found "locla"', '"local" or "tinker"', 'did you mean "local"?']),
+    ('[model]\nname = ""', "model.name", ['found ""', "a string that is not empty"]),
+    ("[model]\ntarget_modules = [1]", "model.target_modules", ["found [1]", "a string or a list of strings"]),
+    ("[data]\nshuffle = true", "data.path", ["missing", "a string: Lines of `prompt`"]),
+    ("references = 5", "references", ["found 5", "a table"]),
+    ("[references]\na = 5", "references.a", ["found 5", "a table with a kind"]),
+    ('[references]\na = { kind = "clent" }', "references.a.kind", ['did you mean "client"?']),
+    ('[references]\na = { kind = "client" }', "references.a.model", ["missing", "a string"]),
+    ('[references]\n"a b" = { kind = "initial" }', "references.a b", ["letters, digits and underscores"]),
+    ('[references]\nmask = { kind = "initial" }', "references.mask", ["another name", "are taken"]),
+    ("[term]\nfn = 5", "term", ["found { fn = 5 }", "[[term]]", "two brackets"]),
+    ("term = [5]", "term.1", ["found 5", "a table"]),
+    ("[[term]]\nweight = 1", "term.1.fn", ["missing", "penalties list"]),
+    ('[[term]]\nfn = "l2"\nweigth = 1', "term.l2.weigth", ["did you mean weight?"]),
+    ('[[term]]\nfn = "l2"\nweight = -1', "term.l2.weight", ["found -1", "a number of at least 0"]),
+    ('[[term]]\nfn = "l2"\ntimeout = 301', "term.l2.timeout", ["a number above 0 and up to 300"]),
+    ('[[term]]\nfn = "l2"\ninputs = 5', "term.l2.inputs", ["found 5", "a string, a list of strings or a table"]),
+    ('[[term]]\nfn = "l2"\nruns = "proces"', "term.l2.runs", ['did you mean "process"?']),
+    ('[[term]]\nfn = "l2"\nwrap = [{ kind = "ema", decay = 2 }]', "term.l2.wrap.1.decay", ["found 2", "below 1"]),
+    (
+        '[[term]]\nfn = "l2"\nschedule = { kind = "piecewise", values = { a = 1 } }',
+        "term.l2.schedule.values",
+        ['found the key "a"', "{ 0 = 0.0, 100 = 0.1 }"],
+    ),
+    (
+        '[[term]]\nfn = "l2"\nschedule = { kind = "piecewise", values = { 0 = 1.0, 00 = 2.0 } }',
+        "term.l2.schedule.values",
+        ['found the key "00"', "{ 0 = 0.0, 100 = 0.1 }"],
+    ),
+    (
+        '[[term]]\nfn = "l2"\nschedule = { kind = "piecewise", values = {} }',
+        "term.l2.schedule.values",
+        ["a table that is not empty"],
+    ),
+    ("[sinks]\nwandb = 5", "sinks.wandb", ["found 5", "true, false or a table"]),
+    ("[sinks.wandb]\nprojct = 5", "sinks.wandb.projct", ["did you mean project?"]),
+]
+
+MEANING = [
+    ('[[term]]\nfn = "kl_estimat"', "term.kl_estimat.fn", ["expected one of ", "did you mean kl_estimate?"]),
+    ('[[term]]\nfn = "kl"', "term.kl.fn", ["did you mean kl_divergence or kl_estimate?"]),
+    ('[[term]]\nfn = "zzz"', "term.zzz.fn", ["expected one of "]),
+    ('[[term]]\nfn = "os:nothing"', "term.nothing.fn", ["can be imported", "has no attribute 'nothing'"]),
+    ('[[term]]\nfn = "no.such:thing"', "term.thing.fn", ["No module named 'no'"]),
+    ('[[term]]\nfn = "tests.app.config_terms:NUMBER"', "term.NUMBER.fn", ["found 5", "a function"]),
+    (f'{KL}{READS}options = {{ estimator = "k9" }}', "term.kl.options.estimator", ['found "k9"', '"k1", "k2" or "k3"']),
+    (f"{KL}{READS}options = {{ estimator = 1 }}", "term.kl.options.estimator", ["found 1", '"k1", "k2" or "k3"']),
+    (f'{KL}{READS}options = {{ estimater = "k1" }}', "term.kl.options.estimater", ["did you mean estimator?"]),
+    (f'{KL}{READS}options = {{ reduction = "none" }}', "term.kl.options.reduction", ['"sum" or "mean"']),
+    ('[[term]]\nfn = "smooth_l1"\noptions = { delta = -1 }', "term.smooth_l1.options.delta", ["found -1", "above 0"]),
+    ('[[term]]\nfn = "l2"\noptions = { clip = true }', "term.l2.options.clip", ["found true", "a number"]),
+    (
+        '[[term]]\nfn = "penalties.training.adapters:entropy"\noptions = { mode = "bonsu" }',
+        "term.entropy.options.mode",
+        ['did you mean "bonus"?'],
+    ),
+    (f'{KL}inputs = ["logprobs", "inital"]', "term.kl.inputs", ['found "inital"', "did you mean initial?"]),
+    (KL, "term.kl.inputs", ['found "reference"', "[references]", "there are initial, logprobs"]),
+    (f'{KL}inputs = ["logprobs"]', "term.kl.inputs", ['found "logprobs"', "2 names in order"]),
+    ('[model]\npath = "x"', "model.path", ["it is a key of [data]"]),
+    ("[train]\ndata = 5", "train.data", ["no such key"]),
+    ("[references]\nfn = 5", "references.fn", ["a table with a kind"]),
+    (f'{KL}inputs = {{ foo = "logprobs" }}', "term.kl.inputs", ["parameters of the function"]),
+    ('[[term]]\nfn = "entropy"\ninputs = "logprobs"', "term.entropy.inputs", ["none", '"entropy_estimate"']),
+    ('[[term]]\nfn = "l2"\nname = "total"', "term.total.name", ["collides with no metric"]),
+    ('[[term]]\nfn = "l2"\nname = "a.b"', "term.a.b.name", ['found "a.b"', "with no dot or equals sign"]),
+    ('[[term]]\nfn = "l2"\nname = "a=b"', "term.a=b.name", ['found "a=b"', "with no dot or equals sign"]),
+    ('[[term]]\nfn = "l2"\nname = "2"', "term.2.name", ['found "2"', "not of digits alone"]),
+    ('[model]\ndtype = "bfloat17"', "model.dtype", ['found "bfloat17"', 'did you mean "bfloat16"?']),
+    ('[model]\ndtype = "int32"', "model.dtype", ['found "int32"', "another floating dtype of PyTorch"]),
+    ('[model]\ndevice = "cudaa"', "model.device", ['found "cudaa"', 'did you mean "cuda"?']),
+    ('[model]\ndevice = "cpu:x"', "model.device", ['found "cpu:x"', 'as "cpu" or "cuda:0"']),
+    ('[[term]]\nfn = "l2"\n[[term]]\nfn = "l2"', "term.2.name", ['found "l2"', "term.1 is called", "set name"]),
+    ('[[term]]\nfn = "orthogonality"\nchunk = 2', "term.orthogonality.chunk", ["no sum over rows"]),
+    (
+        '[[term]]\nfn = "tests.app.config_terms:later"\nwrap = [{ kind = "ema" }]',
+        "term.later.term",
+        ["not asynchronous"],
+    ),
+    ('[train]\nloss = "dpoo"', "train.loss", ['found "dpoo"', '"cross_entropy", "dpo" or', 'did you mean "dpo"?']),
+    ('[train]\nloss = "reverse_kl"', "train.loss", ["needs more than lines of text"]),
+    ('[train]\nloss = "dpo"', "train.loss", ["one reference, and there are 0", 'initial = { kind = "initial" }']),
+    (
+        '[train]\nloss = "dpo"\n[references]\na = { kind = "initial" }\nb = { kind = "initial" }',
+        "train.loss",
+        ["there are 2", 'call the one that it is to compare with "reference"'],
+    ),
+    ("[train]\nloss_options = { beta = 1.0 }", "train.loss_options.beta", ["found 1.0", "no options"]),
+    ('[train]\nloss = "os:nothing"', "train.loss", ["has no attribute"]),
+    ('[train]\nloss = "tests.app.config_terms:NUMBER"', "train.loss", ["found 5", "a function"]),
+    ('[train]\nloss = "builtins:max"', "train.loss", ["which reads nothing", "(data, logprobs)"]),
+    ('[train]\nloss = "tests.app.config_terms:loss"\nloss_options = { x = 1 }', "train.loss_options.x", ["scale"]),
+    ('[train]\nloss = "tests.app.config_terms:loss_of_reference"', "train.loss", ['found "initial"', "[references]"]),
+    ('[data]\npath = "lins.jsonl"', "data.path", ["there is no file", "did you mean lines.jsonl?"]),
+    ('[data]\npath = "no/such/folder.jsonl"', "data.path", ["there is no file"]),
+    ('[data]\npath = "."', "data.path", ["a folder", "a file of JSON lines"]),
+    ('[data]\npath = "lines.jsonl"\neval_path = "x"', "data.eval_path", ["there is no file"]),
+    ('[model]\nname = "./nothing"', "model.name", ["a folder with a model"]),
+    ('[backend]\nbase_url = "http://localhost"', "backend.base_url", ['is for backend.kind = "tinker"', "take it out"]),
+    ('[backend]\nserver = "skyrl"', "backend.server", ['is for backend.kind = "tinker"']),
+    ('[backend]\nkind = "tinker"\n[model]\nalpha = 5', "model.alpha", ['is for backend.kind = "local"']),
+    ('[backend]\nkind = "tinker"\nbase_url = "localhost:80"', "backend.base_url", ["https://host:port"]),
+    ('[backend]\nkind = "tinker"\nbase_url = "http://[x"', "backend.base_url", ["https://host:port"]),
+    ('[backend]\nkind = "tinker"\n[[term]]\nfn = "l2"\ninputs = "params"', "term.l2.inputs", ["inside the model"]),
+]
+
+
+def dpo(beta: str) -> str:
+    return f'[references]\na = {{ kind = "initial" }}\n[train]\nloss = "dpo"\nloss_options = {{ {beta} }}'
+
+
+MEANING += [
+    (dpo("beta = -1"), "train.loss_options.beta", ["found -1", "above 0"]),
+    (dpo('beta = "x"'), "train.loss_options.beta", ['found "x"', "a number"]),
+    (dpo("bta = 1"), "train.loss_options.bta", ["did you mean beta?"]),
+]
+
+
+@pytest.mark.parametrize(("text", "where", "says"), STRUCTURE + MEANING)
+def test_a_mistake_says_where_what_and_what_else(tmp_path: Path, text: str, where: str, says: list[str]) -> None:
+    found = problems(tmp_path, text)
+    assert list(found) == [where]
+    for part in says:
+        assert part in found[where]
+    assert "\n" not in found[where]
+
+
+def test_a_module_that_raises_is_named(tmp_path: Path) -> None:
+    (tmp_path / "raising_terms.py").write_text('raise RuntimeError("not today")\n')
+    found = problems(tmp_path, '[[term]]\nfn = "raising_terms:x"')
+    assert "can be imported (RuntimeError: not today)" in found["term.x.fn"]
+
+
+def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
+    text = """
+        [data]
+        path = "lins.jsonl"
+        on_bad_line = "ignore"
+        [train]
+        step = 5
+        steps = "many"
+        loss = "dpoo"
+        [references]
+        initial = { kind = "inital" }
+        teacher = { kind = "client", cache = 1 }
+        [[term]]
+        fn = "kl_estimate"
+        inputs = ["logprobs", "inital"]
+        options = { estimator = "k9", foo = 3 }
+        [[term]]
+        weight = -1
+        schedule = { kind = "product", schedules = [{ kind = "warmup" }, { kind = "nope" }] }
+        [[term]]
+        fn = "l2"
+        inputs = ["params", "logprobs"]
+        timeout = -1
+    """
+    assert set(problems(tmp_path, text, ["train.seed=x", "nothing"])) == {
+        "--set nothing",
+        "data.path",
+        "data.on_bad_line",
+        "train.step",
+        "train.steps",
+        "train.seed",
+        "train.loss",
+        "references.initial.kind",
+        "references.teacher.model",
+        "references.teacher.cache",
+        "term.kl_estimate.inputs",
+        "term.kl_estimate.options.estimator",
+        "term.kl_estimate.options.foo",
+        "term.2.fn",
+        "term.2.weight",
+        "term.2.schedule.schedules.1.steps",
+        "term.2.schedule.schedules.2.kind",
+        "term.l2.timeout",
+        "term.l2.inputs",
+    }
+
+
+def test_one_mistake_is_told_once(tmp_path: Path) -> None:
+    """A reference that is wrong is there for the terms that read it, and a file that is not named is not missed."""
+    text = f'{KL}inputs = ["logprobs", "initial"]'.replace('"initial" }', '"inital" }')
+    assert list(problems(tmp_path, text)) == ["references.initial.kind"]
+    assert list(problems(tmp_path, "[data]\npath = 5")) == ["data.path"]
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("key", ["api_key", "token", "API_KEY", "password"])
+    def test_a_key_in_a_config_is_refused_and_not_repeated(self, tmp_path: Path, key: str) -> None:
+        found = problems(tmp_path, f'[backend]\nkind = "tinker"\n{key} = "tml-secret"')
+        assert "TINKER_API_KEY" in found[f"backend.{key}"]
+        assert "tml-secret" not in str(found)
+
+    @pytest.mark.parametrize("address", ["https://me:tml-secret@host/", "https://host/?key=tml-secret"])
+    def test_nor_is_one_in_an_address(self, tmp_path: Path, address: str) -> None:
+        found = problems(tmp_path, f'[backend]\nkind = "tinker"\nbase_url = "{address}"')
+        assert "set TINKER_API_KEY instead" in found["backend.base_url"]
+        sinks = problems(tmp_path, f'[sinks]\nmlflow = {{ tracking_uri = "{address}" }}')
+        assert "MLFLOW_TRACKING_USERNAME" in sinks["sinks.mlflow.tracking_uri"]
+        assert "tml-secret" not in str(found) + str(sinks)
+        local = problems(tmp_path, f'[backend]\nbase_url = "{address}"')
+        assert "tml-secret" not in str(local)
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            "postgresql://me:tml-secret@host/runs",
+            "mysql+pymysql://tml-secret@host/runs",
+            "postgresql://me:tml-secret/1@host/runs",
+            "postgresql://me:tml@secret@host/runs",
+            "postgresql://host/runs?user=me&password=tml-secret",
+        ],
+    )
+    def test_nor_is_one_in_the_address_of_a_database(self, tmp_path: Path, address: str) -> None:
+        found = problems(tmp_path, f'[sinks]\nmlflow = {{ tracking_uri = "{address}" }}')
+        assert list(found) == ["sinks.mlflow.tracking_uri"]
+        assert "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or all of it as MLFLOW_TRACKING_URI, instead" in str(found)
+        assert "secret" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("text", "where"),
+        [
+            ('[model]\nname = "https://me:tml-secret@host/model"', "model.name"),
+            ('[data]\npath = "https://me:tml-secret@host/lines.jsonl"', "data.path"),
+            ('[sinks.mlflow]\ntracking_url = "https://me:tml-secret@host"', "sinks.mlflow.tracking_url"),
+            ('[[term]]\nfn = "l2"\ninputs = ["a", "http://tml-secret@host"]', "term.l2.inputs.2"),
+            ('[train]\nsteps = "https://me:tml-secret@host"', "train.steps"),
+        ],
+    )
+    def test_nor_is_one_in_any_address(self, tmp_path: Path, text: str, where: str) -> None:
+        found = problems(tmp_path, text)
+        assert found[where] == "holds more than an address; expected no user or password: take it out"
+        assert "tml-secret" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("text", "where"),
+        [
+            ('[backend]\nkind = "tinker"\nbase_url = "http://host/tml-0123456789"', "backend.base_url"),
+            ('[model]\nname = "tml-0123456789"', "model.name"),
+            ('[data]\npath = "tml-0123456789.jsonl"', "data.path"),
+            ('[[term]]\nfn = "l2"\nname = "tml-0123456789"', "term.<TINKER_API_KEY>.name"),
+            ('[train]\nloss_options = { x = [1, ["tml-0123456789"]] }', "train.loss_options.x.2.1"),
+        ],
+    )
+    def test_what_the_environment_holds_is_in_no_config(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, where: str
+    ) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
+        found = problems(tmp_path, text)
+        assert "holds what TINKER_API_KEY is set to" in found[where]
+        assert "tml-0123456789" not in str(found)
+
+    def test_nor_is_it_set_from_the_command_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
+        given = ["tml-0123456789", "backend.base_url=http://tml-0123456789", "http://me:pass@host"]
+        found = problems(tmp_path, "", given)
+        assert list(found)[:3] == ["--set <TINKER_API_KEY>", "--set http://<user>@host", "backend.base_url"]
+        assert "tml-0123456789" not in str(found)
+        assert "pass" not in str(found)
+
+    @pytest.mark.parametrize(
+        "uri",
+        ["file:///tmp/a@b", "sqlite:///x@y.db", "./a@b", "https://host:5000", "postgresql://host/runs?sslmode=require"],
+    )
+    def test_other_stores_are_fine(self, tmp_path: Path, uri: str) -> None:
+        assert problems(tmp_path, f'[sinks]\nmlflow = {{ tracking_uri = "{uri}" }}') == {}
+
+
+class TestLibraries:
+    @pytest.mark.parametrize(
+        ("text", "missing", "where", "install"),
+        [
+            ("", "peft", "backend.kind", 'pip install "penalties[train]"'),
+            ('[backend]\nkind = "tinker"', "tinker", "backend.kind", 'pip install "penalties[tinker,torch]"'),
+            ('[[term]]\nfn = "l2"\nruns = "process"', "pebble", "term.l2.runs", 'pip install "penalties[process]"'),
+            ("[sinks]\nwandb = true", "wandb", "sinks.wandb", 'pip install "penalties[wandb]"'),
+            ("[sinks]\ntensorboard = true", "tensorboard", "sinks.tensorboard", 'pip install "penalties[tensorboard]"'),
+        ],
+    )
+    def test_what_is_not_installed_is_named_with_its_installation(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, missing: str, where: str, install: str
+    ) -> None:
+        there = checks.find_spec
+        monkeypatch.setattr(checks, "find_spec", lambda name: None if name.startswith(missing) else there(name))
+        found = problems(tmp_path, text)
+        assert list(found) == [where]
+        assert missing in found[where]
+        assert install in found[where]
+
+    def test_devices_are_not_looked_at_where_torch_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        there = checks.find_spec
+        monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "torch" else there(name))
+        assert list(problems(tmp_path, '[model]\ndevice = "cudaa"')) == ["backend.kind"]
+
+    def test_either_writer_serves_tensorboard(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def find_spec(name: str) -> object:
+            return None if name == "tensorboardX" else name
+
+        monkeypatch.setattr(checks, "find_spec", find_spec)
+        assert problems(tmp_path, "[sinks]\ntensorboard = true") == {}
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert "may not be read" in problems(tmp_path)["data.path"]
+
+
+def test_options_are_checked_where_torch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: name)
+    assert problems(tmp_path, dpo("beta = 0.5")) == {}
+
+
+class TestWords:
+    def test_long_values_are_cut(self) -> None:
+        assert shown("x" * 100) == '"' + "x" * 58 + "…"
+
+    def test_values_are_shown_as_they_are_written(self) -> None:
+        assert shown({}) == "{}"
+        assert shown(None) == "nothing"
+        assert shown({"a": [True, 1.5, "é"]}) == '{ a = [true, 1.5, "é"] }'
+
+    def test_names_are_near_whatever_their_case(self) -> None:
+        assert nearest("LOCAL", ["local"], quoted=True) == '; did you mean "local"?'
+        assert joined(["a", "b"], "and") == "a and b"
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.floats()
+    | st.sampled_from(["", "l1", "initial", "warmup", "x"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["kind", "fn", "steps", "x"]), inner),
+    max_leaves=6,
+)
+KEYS = {
+    name: sorted(field.annotation.model_fields)
+    for name, field in Config.model_fields.items()
+    if hasattr(field.annotation, "model_fields")
+}
+TERM_KEYS = ["fn", "weight", "name", "inputs", "options", "schedule", "wrap", "runs", "other"]
+TABLES: dict[str, st.SearchStrategy[Any]] = {
+    name: VALUES | st.dictionaries(st.sampled_from([*keys, "other"]), VALUES, max_size=4) for name, keys in KEYS.items()
+}
+TABLES["references"] = VALUES | st.dictionaries(st.sampled_from(["a", "b c", "mask"]), VALUES, max_size=2)
+TABLES["term"] = VALUES | st.lists(VALUES | st.dictionaries(st.sampled_from(TERM_KEYS), VALUES, max_size=4), max_size=3)
+TABLES["other"] = VALUES
+
+
+@given(st.fixed_dictionaries({}, optional=TABLES))
+def test_whatever_a_config_holds_it_is_read_or_told(raw: dict[str, Any]) -> None:
+    """No mistake, or heap of mistakes, is an error of ours."""
+    made, wrong = read(Config, raw)
+    told = [*wrong, *checked(made, raw)]
+    assert all(one.where and one.message for one in told)
+    assert Config.from_dict(made.to_dict()) == made
+    if not wrong:
+        assert set(made.model_fields_set) == set(raw)

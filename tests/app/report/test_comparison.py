@@ -1,0 +1,373 @@
+"""Several runs side by side."""
+
+import json
+import math
+import re
+
+import pytest
+
+from penalties.app.report import make, read
+from penalties.app.report.comparison.contenders import contenders, ranking
+from penalties.app.report.comparison.sections import comparison_figures, run_rows, unlike
+from penalties.app.report.comparison.verdict import compare
+from penalties.app.report.config_text import differences, toml
+from penalties.app.report.summary import summarise
+from penalties.app.report.verdict.terms import CONFLICT
+from penalties.app.runs.disk import RunError
+
+from .pictures import Picture
+from .synthetic import Part, config, write_run
+
+
+def run(
+    tmp_path, name, loss, *, terms=("kl", "l1"), seed=0, held_out=None, settings=..., weight=0.1, steps=4, nan_from=99
+):
+    parts = {term: Part(lambda step: 1.0, lambda step: weight) for term in terms}
+    told = config(terms, 4, seed=seed) if settings is ... else settings
+    if told is not None and weight != 0.1:
+        told["term"][0]["weight"] = weight
+    fall = lambda step: loss + 4 - step if step < 3 else loss
+    base = Part(lambda step: math.nan if step >= nan_from else fall(step), lambda step: 1.0)
+    evaluate = None if held_out is None else {1: held_out + 1, 3: held_out}
+    return write_run(tmp_path / name, steps=steps, base=base, parts=parts, settings=told, evaluate=evaluate)
+
+
+def entered(*folders):
+    logs = [read(folder) for folder in folders]
+    return contenders(logs, [summarise(log, CONFLICT) for log in logs], [folder.name for folder in folders])
+
+
+def told(*folders):
+    return str(compare(entered(*folders))).splitlines()
+
+
+def test_the_lowest_run_is_told_first_and_the_highest_last(tmp_path):
+    folders = [run(tmp_path, name, loss, settings=None) for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0))]
+    assert told(*folders) == [
+        "b ended lowest, with a base loss of 1.",
+        "b ended with the lowest base loss: 1.",
+        "a follows, with 2 (100 % more).",
+        "c ended with the highest: 3 (200 % more).",
+    ]
+
+
+def test_runs_compare_by_held_out_data_where_all_have_it(tmp_path):
+    a, b = run(tmp_path, "a", 2.0, held_out=1.5), run(tmp_path, "b", 1.0, held_out=1.75, weight=0.2)
+    assert told(a, b)[0] == "a ended lowest, with a held-out base loss of 1.5."
+    c = run(tmp_path, "c", 0.5, weight=0.3)
+    assert told(a, b, c)[0] == "c ended lowest, with a base loss of 0.5."
+
+
+def test_seeds_are_one_group_with_a_mean_and_a_spread(tmp_path):
+    first = [run(tmp_path, f"a{seed}", 2.0 + seed / 10, seed=seed) for seed in range(3)]
+    second = [run(tmp_path, f"b{seed}", 2.15 + seed / 10, seed=seed + 7, weight=0.2) for seed in range(2)]
+    third = run(tmp_path, "c", 9.0, weight=0.3)
+    found = entered(*first, *second)
+    assert [one.group for one in found] == [0, 0, 0, 1, 1]
+    assert [one.css for one in found] == ["r0", "r0 dash1", "r0 dash2", "r1 dash1", "r1 dash2"]
+    lines = told(*first, *second, third)
+    assert lines[:4] == [
+        "a0, a1, a2 and 2 others ended lowest, with a base loss of about 2.1.",
+        "a0, a1 and a2 ended, on average, with the lowest base loss: 2.1 (mean of 3 seeds, 2 to 2.2).",
+        "b0 and b1 follow, with 2.2 (mean of 2 seeds, 2.15 to 2.25) (4.8 % more).",
+        "Their seeds spread further than they differ: it may be chance.",
+    ]
+    assert told(*first, *second)[0] == "All runs ended about equal, with a base loss of 2.14."
+    assert told(*first)[:2] == [
+        "a0, a1 and a2 ended, on average, with a base loss of 2.1.",
+        "a0, a1 and a2 ended, on average, with a base loss of 2.1 (mean of 3 seeds, 2 to 2.2).",
+    ]
+
+
+def test_runs_that_end_alike(tmp_path):
+    a, b = run(tmp_path, "a", 2.0, settings=None), run(tmp_path, "b", 2.01, settings=None)
+    lines = told(a, b)
+    assert lines[0] == "Both runs ended about equal, with a base loss of 2.005."
+    assert lines[2:] == ["b follows, with 2.01 (0.5 % more)."]
+    lost = run(tmp_path, "c", 1.0, settings=None, nan_from=2)
+    assert told(a, b, lost)[0] == (
+        "Both runs that ended are about equal, with a base loss of 2.005. c did not end: NaN from step 2."
+    )
+
+
+def test_a_run_that_diverged_ranks_last(tmp_path):
+    good, bad = run(tmp_path, "good", 2.0), run(tmp_path, "bad", 1.0, nan_from=3, weight=0.2)
+    lines = told(bad, good)
+    assert lines[0] == "good ended with a base loss of 2. bad did not end: NaN from step 3."
+    assert lines[-1] == "bad did not end: NaN from step 3. It ranks last."
+    assert run_rows(entered(bad, good))[0][1] == "NaN"
+    many = [run(tmp_path, name, 1.0, nan_from=3, settings=None) for name in "abc"]
+    assert told(good, *many)[0] == "good ended with a base loss of 2. a, b and c did not end."
+
+
+def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
+    whole, short = run(tmp_path, "whole", 1.0, settings=None), run(tmp_path, "short", 1.5, steps=3, weight=0.2)
+    lines = told(whole, short)
+    assert lines[0] == "whole was lowest at step 2, the last that all have, with a base loss of 3."
+    assert lines[1:] == [
+        "whole had the lowest base loss: 3.",
+        "short follows, with 3.5 (17 % more).",
+        "short has 3 of 4 steps. Runs are compared at step 2, the last that all have.",
+    ]
+    assert run_rows(entered(short))[0][0] == "3 of 4"
+    other = run(tmp_path, "other", 1.0, settings=None, steps=3)
+    assert "other has 3 steps, the longest run 4. Runs are" in told(whole, other)[-1]
+    both = [run(tmp_path, name, 1.5, steps=3, weight=0.2) for name in "ab"]
+    assert told(*both)[-1] == "a and b have 3 of 4 steps."
+
+
+def test_a_run_that_shares_no_step_cannot_be_compared(tmp_path):
+    early = [write_run(tmp_path / name, steps=1 + place) for place, name in enumerate("ab")]
+    late = write_run(tmp_path / "late", steps=range(5, 9))
+    lines = told(*early, late)
+    assert lines[0] == "Both runs were about equal at step 0, with a base loss of 2."
+    assert "late cannot be compared: no step in common with the others." in lines
+    assert "a has 1 step, the longest run 9; " in " ".join(lines)
+
+
+def test_runs_of_one_config_and_seed_are_not_seeds_of_one_group(tmp_path):
+    before, after = run(tmp_path, "before", 2.0), run(tmp_path, "after", 1.0)
+    assert [one.group for one in entered(before, after)] == [0, 1]
+    assert told(before, after)[0] == "after ended lowest, with a base loss of 1."
+    seeds = [run(tmp_path, f"{name}{seed}", 2.0, seed=seed) for name in "ab" for seed in range(2)]
+    assert [one.group for one in entered(*seeds)] == [0, 0, 1, 1]
+
+
+def test_a_spike_near_the_end_does_not_decide(tmp_path):
+    level = lambda loss, at: Part(lambda step: 1e6 if step == at else loss, lambda step: 1.0)
+    a = write_run(tmp_path / "a", steps=60, base=level(1.0, 58))
+    b = write_run(tmp_path / "b", steps=60, base=level(2.0, None))
+    assert told(a, b)[0] == "a ended lowest, with a base loss of 1."
+
+
+def test_held_out_losses_compare_at_one_step(tmp_path):
+    whole = run(tmp_path, "whole", 1.0, held_out=1.5)
+    short = run(tmp_path, "short", 1.5, held_out=3.0, steps=2, weight=0.2)
+    assert told(whole, short)[0] == (
+        "whole was lowest at step 1, the last that all have, with a held-out base loss of 2.5."
+    )
+
+
+def test_what_a_term_did_is_seen_by_the_run_without_it(tmp_path):
+    whole = run(tmp_path, "all", 2.0, terms=("kl", "l1", "l2", "l3"))
+    without = {
+        "kl": run(tmp_path, "without-kl", 2.5, terms=("l1", "l2", "l3")),
+        "l1": run(tmp_path, "without-l1", 1.0, terms=("kl", "l2", "l3")),
+        "l2": run(tmp_path, "without-l2", 2.01, terms=("kl", "l1", "l3")),
+        "l3": run(tmp_path, "without-l3", 2.005, terms=("kl", "l1", "l2")),
+    }
+    lines = told(whole, *without.values())
+    assert lines[0] == (
+        "without-l1 ended lowest, with a base loss of 1. kl helped; l1 cost; l3 and l2 made no difference (one seed)."
+    )
+    assert [lines[-4], lines[-2], lines[-1]] == [
+        "Without l1 the base loss ended at 1 instead of 2, 50 % lower: it cost (one seed).",
+        "Without l2 the base loss ended at 2.01 instead of 2: it made no difference (one seed).",
+        "Without kl the base loss ended at 2.5 instead of 2, 25 % higher: it helped (one seed).",
+    ]
+
+
+def test_what_a_term_did_is_told_by_differences_seed_by_seed(tmp_path):
+    def all_and_without(losses):
+        whole = [run(tmp_path, f"all{seed}", a, seed=seed) for seed, (a, _) in enumerate(losses)]
+        return told(
+            *whole, *(run(tmp_path, f"no{seed}", b, seed=seed, terms=("kl",)) for seed, (_, b) in enumerate(losses))
+        )
+
+    lines = all_and_without([(2.0, 2.2), (2.3, 2.1), (2.0, 2.25)])
+    assert lines[0] == "All runs ended about equal, with a base loss of 2.142."
+    assert lines[-1] == (
+        "Without l1 the base loss ended at 2.183 instead of 2.1 (difference 0.083 ± 0.14, 3 seeds): it may be chance."
+    )
+    lines = all_and_without([(2.0, 2.2), (3.0, 3.21), (4.0, 4.19)])
+    assert lines[0] == "all0, all1 and all2 ended lowest, with a base loss of 3. l1 helped."
+    assert lines[-1] == (
+        "Without l1 the base loss ended at 3.2 instead of 3 (difference 0.2 ± 0.0058, 3 seeds), 6.7 % higher: "
+        "it helped."
+    )
+
+
+def test_the_spread_of_many_seeds_stands_for_that_of_one(tmp_path):
+    many = [run(tmp_path, f"a{seed}", 2.0 + seed / 10, seed=seed) for seed in range(3)]
+    near, far = run(tmp_path, "b", 2.2, seed=9, weight=0.2), run(tmp_path, "c", 2.9, seed=9, weight=0.3)
+    assert told(*many, near)[0].startswith("All runs ended about equal")
+    assert told(*many, far)[0] == "a0, a1 and a2 ended lowest, with a base loss of 2.1."
+
+
+def test_losses_far_apart_differ_by_a_factor(tmp_path):
+    lines = told(run(tmp_path, "a", 1e-3), run(tmp_path, "b", 5.0, terms=("kl",)))
+    assert lines[2] == "b follows, with 5 (5000 times as much)."
+    assert lines[-1] == "Without l1 the base loss ended at 5 instead of 0.001: it helped (one seed)."
+
+
+def test_losses_below_zero_differ_by_amounts_and_not_by_parts(tmp_path):
+    lines = told(run(tmp_path, "a", -2.0), run(tmp_path, "b", -1.0, terms=("kl",)))
+    assert lines[2] == "b follows, with −1 (1 more)."
+    assert lines[-1] == "Without l1 the base loss ended at −1 instead of −2: it helped (one seed)."
+
+
+def test_a_run_that_differs_in_more_than_a_term_shows_nothing_about_it(tmp_path):
+    whole = run(tmp_path, "all", 2.0)
+    other = run(tmp_path, "other", 2.5, terms=("l1",), settings=config(["l1"], 4, learning_rate=1.0))
+    assert not any(line.startswith("Without") for line in told(whole, other))
+
+
+def test_a_sweep_is_told_by_its_values(tmp_path):
+    folders = [
+        run(tmp_path, f"w{weight}", loss, weight=weight) for weight, loss in ((0.01, 2.0), (0.5, 1.5), (9.0, 4.0))
+    ]
+    assert told(*folders)[-1] == (
+        "The runs differ in term.kl.weight alone. Base loss by its value, lowest first: 0.5: 1.5, 0.01: 2, 9.0: 4."
+    )
+
+
+def test_a_run_without_a_finite_loss_cannot_be_compared(tmp_path):
+    good, bad = run(tmp_path, "good", 2.0, settings=None), run(tmp_path, "bad", math.nan, settings=None)
+    assert told(good, bad)[-1] == "bad did not end: NaN from step 0. It ranks last."
+    assert told(bad)[0] == "No run has a loss to compare."
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    assert told(good, empty)[-1] == "empty cannot be compared: no step yet."
+    path = good / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"base_loss": {"value": 2.0', '"base_loss": {"value": "NaN"'))
+    for value in ("3.0", "4.0", "5.0", "6.0"):
+        path.write_text(path.read_text().replace(f'"value": {value}', '"value": "NaN"'))
+    assert told(good)[-1] == "good did not end: its loss is not finite. It ranks last."
+
+
+def test_a_loss_of_zero_has_no_parts(tmp_path):
+    first, second = run(tmp_path, "a", 0.0), run(tmp_path, "b", 1.0, terms=("kl",))
+    assert told(first, second)[2] == "b follows, with 1 (1 more)."
+    assert told(first, second)[-1] == "Without l1 the base loss ended at 1 instead of 0: it helped (one seed)."
+
+
+def test_runs_without_base_loss_compare_by_the_total(tmp_path):
+    parts = {"l1": Part(lambda step: 2.0)}
+    folders = [write_run(tmp_path / name, steps=2, base=None, parts=parts, evaluate=None) for name in "ab"]
+    assert ranking(entered(*folders)).what == "loss"
+    folders = [write_run(tmp_path / name, steps=2, evaluate={1: 1.0}) for name in "ab"]
+    for folder in folders:
+        path = folder / "metrics.jsonl"
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        del found[-1]["loss"]["base_loss"]
+        path.write_text("".join(json.dumps(one) + "\n" for one in found))
+    assert ranking(entered(*folders)).what == "held-out loss"
+
+
+def test_letters_go_on_after_z(tmp_path):
+    folder = run(tmp_path, "a", 1.0, settings=None)
+    log = read(folder)
+    summary = summarise(log, CONFLICT)
+    letters = [one.letter for one in contenders([log] * 28, [summary] * 28, ["a"] * 28)]
+    assert letters[:2] + letters[25:] == ["A", "B", "Z", "A1", "B1"]
+
+
+def test_the_table_has_the_numbers_of_each_run(tmp_path):
+    a, b = run(tmp_path, "a", 2.0, held_out=1.5), run(tmp_path, "b", math.nan)
+    first, second = run_rows(entered(a, b))
+    assert first[:5] == ["4", "2", "1.5", "0", "0"]
+    assert second[:5] == ["4", "NaN", "–", "4", "0"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text("{}")
+    assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–"]
+
+
+def test_runs_are_on_the_same_axes(tmp_path):
+    a, b = run(tmp_path, "a", 2.0, held_out=1.5), run(tmp_path, "b", 1.0, terms=("kl",))
+    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
+    assert list(figures) == ["Base loss", "Held-out loss", "Total loss", "Gradient norm", "kl", "l1"]
+    picture = Picture(figures["Base loss"])
+    assert picture.column("a") == [6, 5, 4, 2]
+    assert picture.column("b") == [5, 4, 3, 1]
+    assert [name for _, name in figures["l1"].legend] == ["a"]
+    assert {(figure.first, figure.last) for figure in figures.values()} == {(0, 3)}
+    assert {end.letter for end in figures["Base loss"].ends} == {"A", "B"}
+
+
+def test_what_is_not_finite_is_marked_by_run(tmp_path):
+    a, b, c = (run(tmp_path, name, 2.0, settings=None, nan_from=at) for name, at in (("a", 2), ("b", 2), ("c", 9)))
+    figure = comparison_figures(entered(a, b, c), 100)[0]
+    (mark,) = figure.marks
+    assert mark.words == "A, B"
+    assert mark.title == "NaN or infinite: a, steps 2 to 3\nNaN or infinite: b, steps 2 to 3"
+    assert [band.get("class") for band in Picture(figure).shapes("gap")] == ["gap of r0", "gap of r1 dash1"]
+
+
+def test_letters_stand_where_each_line_ends(tmp_path):
+    a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 2.0, steps=2, weight=0.2)
+    figure = comparison_figures(entered(a, b), 100)[0]
+    assert [(end.letter, round(end.left)) for end in figure.ends] == [("A", 100), ("B", 33)]
+    assert [one["letter"] for one in Picture(figure).data["series"]] == ["A", "B"]
+
+
+def test_what_differs_is_told_by_key(tmp_path):
+    a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 1.0, terms=("kl",), seed=7)
+    assert unlike(entered(a, b)) == {"train.seed": ["0", "7"], "term.l1": ["yes", "–"]}
+    assert unlike(entered(a, run(tmp_path, "c", 1.0, settings=None)))["train.seed"] == ["0", "–"]
+
+
+def test_differences_of_a_term_are_told_among_the_runs_that_have_it():
+    def of(*terms):
+        return {"term": [{"fn": "l1", **term} for term in terms]}
+
+    found = differences([of({"name": "a", "weight": 1}), of({"name": "a", "weight": 2}), of()])
+    assert found == {"term.a": ["yes", "yes", "–"], "term.a.weight": ["1", "2", "–"]}
+    assert differences([of({"weight": 1}), of({"weight": 2})]) == {"term.l1.weight": ["1", "2"]}
+    assert differences([{"term": [{"weight": 1}]}, None]) == {"term.0": ["yes", "–"]}
+    assert differences([{}, {}]) == {}
+
+
+def test_a_config_as_toml_reads_back():
+    import tomllib
+
+    told = {
+        "note": 'a "quoted" note \\ with ü',
+        "model": {"name": "tiny", "rank": 8, "bias": False},
+        "references": {"initial": {"kind": "initial", "skip": None}, "x.y": {}},
+        "data": {"paths": ["a", "b"], "split": [0.5, [1, 2]]},
+        "term": [{"fn": "l1", "options": {"a b": 1}}, {"fn": "l2"}],
+        "empty": [],
+    }
+    read_back = tomllib.loads(toml(told))
+    told["references"]["initial"].pop("skip")
+    assert read_back == told
+
+
+def test_a_run_given_twice_is_one_run(tmp_path):
+    folder = run(tmp_path, "a", 1.0)
+    assert list(make([folder, tmp_path / "b" / ".." / "a"]).verdicts) == ["a"]
+
+
+def test_a_seed_that_all_share_is_not_in_their_names(tmp_path):
+    folders = [run(tmp_path, f"{name}-seed-3", 1.0) for name in ("all", "without-kl")]
+    assert list(make(folders).verdicts) == ["all", "without-kl"]
+    assert list(make(folders[:1]).verdicts) == ["all-seed-3"]
+    folders.append(run(tmp_path, "all-seed-4", 1.0, seed=4))
+    assert list(make(folders).verdicts) == ["all-seed-3", "without-kl-seed-3", "all-seed-4"]
+
+
+def test_the_folder_of_an_ablation_stands_for_its_runs(tmp_path):
+    for name in ("all-seed-0", "a-seed-0", "b-seed-0"):
+        run(tmp_path, name, 1.0)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path} is not a run: it holds 3 runs: penalties report ")):
+        make([tmp_path])
+    (tmp_path / "ablation.json").write_text('{"runs": [{"folder": "all-seed-0"}, {"folder": "gone"}]}')
+    assert list(make([tmp_path]).verdicts) == ["all", "a", "b"]
+    for broken in ("{", "[]", '{"runs": 3}', '{"runs": [{}]}'):
+        (tmp_path / "ablation.json").write_text(broken)
+        assert list(make([tmp_path]).verdicts) == ["a", "all", "b"]
+
+
+def test_a_folder_with_one_run_in_it_names_that(tmp_path):
+    folder = run(tmp_path, "a", 1.0)
+    with pytest.raises(RunError, match=f"it holds 1 run: penalties report {re.escape(str(folder))}$"):
+        make([tmp_path])
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_any_number_of_runs_has_a_page(tmp_path, count):
+    folders = [run(tmp_path, f"run{place}", 1.0 + place / 9, settings=None) for place in range(count)]
+    assert f"{count} runs compared" in make(folders).html

@@ -1,0 +1,216 @@
+"""Checkpoints: whole or not there, with everything that going on needs."""
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy
+import numpy as np
+import pytest
+import torch
+
+from penalties.app.runs import Run, checkpoints
+from penalties.app.runs.checkpoints import commit, latest
+from penalties.app.runs.disk import RunError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with Run.create(tmp_path / "run", {}) as run:
+        run.begin_log()
+        yield run
+
+
+def in_folder(folder: Path, name: str) -> str:
+    folder.mkdir()
+    (folder / "model").write_text(name)
+    return str(folder)
+
+
+def save(run: Run, step: int, state: Any = None, save_client: Any = in_folder, **notes: Any) -> None:
+    commit(run, step, save_client, state or {}, notes, lambda: run.event(step, "checkpoint", "here"))
+
+
+def test_without_one_there_is_none(run: Run) -> None:
+    assert latest(run) is None
+    shutil.rmtree(run.checkpoints)
+    assert latest(run) is None
+
+
+def test_the_last_one_is_found_with_all_that_was_in_it(run: Run) -> None:
+    save(run, 2)
+    save(run, 10, told=[1, 2])
+    found = latest(run)
+    assert found is not None
+    assert found.step == 10
+    assert found.notes == {"told": [1, 2]}
+    assert found.log_size == run.metrics.stat().st_size
+    assert (Path(found.client) / "model").read_text() == "step-000010"
+    assert found.state() == {}
+
+
+def test_a_folder_may_be_relative_and_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: list[Path] = []
+
+    def kept(folder: Path, name: str) -> str:
+        given.append(folder)
+        return in_folder(folder, name)
+
+    with Run.create("run", {}) as run:
+        run.begin_log()
+        save(run, 2, save_client=kept)
+        assert given[0].is_absolute()
+        Path("run").rename("moved")
+    found = latest(Run("moved"))
+    assert found is not None
+    assert Path(found.client) == tmp_path / "moved" / "checkpoints" / "000002" / "client"
+    assert (Path(found.client) / "model").read_text() == "step-000002"
+
+
+def test_a_model_elsewhere_is_loaded_by_its_own_name(run: Run) -> None:
+    save(run, 3, save_client=lambda folder, name: f"tinker://model/weights/{name}")
+    found = latest(run)
+    assert found is not None
+    assert found.client == "tinker://model/weights/step-000003"
+
+
+def test_state_comes_back_in_the_libraries_and_dtypes_it_was_in(run: Run) -> None:
+    state = {
+        "ema": {"before": torch.tensor(1.5, dtype=torch.float64), "inner": None},
+        "half": (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), [np.arange(3)], "text"),
+        "jax": jax.numpy.ones(2),
+        "number": 0.1,
+    }
+    save(run, 1, state)
+    found = latest(run)
+    assert found is not None
+    back: Any = found.state("cpu")
+    assert torch.equal(back["ema"]["before"], state["ema"]["before"])
+    assert back["ema"]["before"].dtype == torch.float64
+    assert back["ema"]["inner"] is None
+    assert isinstance(back["half"], tuple)
+    assert back["half"][0].dtype == torch.bfloat16
+    assert isinstance(back["half"][1][0], np.ndarray)
+    assert back["half"][1][0].dtype == np.arange(3).dtype
+    assert back["half"][2] == "text"
+    assert isinstance(back["jax"], jax.Array)
+    assert back["number"] == 0.1
+
+
+def test_the_last_two_are_kept(run: Run) -> None:
+    for step in (2, 4, 6, 8):
+        save(run, step)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000006", "000008"]
+
+
+def test_a_damaged_one_gives_way_to_the_one_before(run: Run) -> None:
+    save(run, 2)
+    save(run, 4)
+    (run.checkpoints / "000004" / "checkpoint.json").write_text("{")
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert "000004: checkpoint.json cannot be read" in found.damaged[0]
+    # And is replaced when its step comes again.
+    save(run, 4)
+    again = latest(run)
+    assert again is not None
+    assert again.step == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "client" / "model").write_text("?"), "client/model has 1 bytes and had 11"),
+        (lambda folder: shutil.rmtree(folder / "client"), "model is missing"),
+        (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
+        (lambda folder: (folder / "checkpoint.json").unlink(), "checkpoint.json is missing"),
+        (lambda folder: (folder / "checkpoint.json").write_text('{"version": 1}'), "KeyError"),
+    ],
+)
+def test_so_does_one_whose_files_are_not_those_that_were_written(run: Run, change: Any, reason: str) -> None:
+    for step in (2, 4):
+        save(run, step, {"state": np.ones(2)})
+    change(run.checkpoints / "000004")
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert reason in found.damaged[0]
+
+
+def test_where_none_can_be_used_a_run_does_not_begin_again(run: Run) -> None:
+    for step in (2, 4):
+        save(run, step)
+        (run.checkpoints / f"{step:06d}" / "checkpoint.json").write_text("")
+    with pytest.raises(RunError, match="no checkpoint can be used .*000004.*000002.*bring them back"):
+        latest(run)
+
+
+def test_a_disk_that_cannot_be_read_is_no_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 2)
+
+    def broken(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    with pytest.raises(RunError, match="000002 cannot be read: .*Input/output error"):
+        latest(run)
+
+
+def test_an_interruption_right_after_it_counts_leaves_it_and_the_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        rename(path, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(run, 2)
+    monkeypatch.undo()
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert found.log_size == run.log.size == run.metrics.stat().st_size
+
+
+def test_one_of_another_version_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 2)
+    monkeypatch.setattr(checkpoints, "_VERSION", 2)
+    with pytest.raises(RunError, match="000002 has version 1; this program reads 2"):
+        latest(run)
+
+
+@pytest.mark.parametrize("function", ["os.mkdir", "os.rename", "os.replace", "penalties.app.runs.checkpoints.sync"])
+def test_a_full_disk_leaves_the_one_before_and_the_log(
+    run: Run, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    save(run, 2, {"state": np.ones(2)})
+    before = run.metrics.read_bytes()
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(function, full)
+    with pytest.raises(RunError, match="000004 could not be written: the disk is full"):
+        save(run, 4, {"state": np.ones(2)})
+    monkeypatch.undo()
+    assert run.metrics.read_bytes() == before
+    assert [path.name for path in run.checkpoints.iterdir()] == ["000002"]
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    save(run, 4)
+
+
+def test_a_client_that_cannot_save_leaves_nothing(run: Run) -> None:
+    def fail(folder: Path, name: str) -> str:
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(RunError, match="the disk is full"):
+        save(run, 4, save_client=fail)
+    assert not list(run.checkpoints.iterdir())
+    assert run.metrics.read_bytes() == b""

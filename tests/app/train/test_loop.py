@@ -1,0 +1,522 @@
+"""Training a run: what it logs, how it ends, and that it goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from penalties.app.config import load
+from penalties.app.runs import Run
+from penalties.app.runs.disk import RunError
+from penalties.app.train import Interrupted, train
+from penalties.app.train import start as start_module
+from penalties.app.train.progress import Silent
+from penalties.errors import InputError, TermError
+
+from ..stand_ins import TERMS, Backend, Client, comparable, killing, toy_config, weights_of, write_config
+
+
+@pytest.fixture(autouse=True)
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
+    made: list[Backend] = []
+
+    def connect(*arguments: Any) -> Backend:
+        made.append(Backend(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(start_module, "connect", connect)
+    return made
+
+
+def records(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [record for record in run.records() if record["kind"] == kind]
+
+
+def events(run: Run) -> list[str]:
+    return [record["event"] for record in records(run, "event")]
+
+
+class TestARun:
+    def test_logs_every_step_evaluation_and_event(self, tmp_path: Path) -> None:
+        run = train(toy_config(tmp_path), tmp_path / "run")
+        steps = records(run, "step")
+        assert [record["step"] for record in steps] == list(range(6))
+        assert [record["step"] for record in records(run, "eval")] == [0, 3, 6]
+        assert events(run) == ["checkpoint", "checkpoint", "checkpoint", "finished"]
+        first = steps[0]
+        assert set(first) == {
+            *("kind", "step", "time", "seconds", "tokens", "learning_rate", "loss", "durations", "errors", "metrics")
+        }
+        assert first["tokens"] > 0
+        assert first["seconds"] > 0
+        assert first["learning_rate"] == 0.05
+        assert first["metrics"].keys() == {"loss:sum", "surrogate_loss:sum", "norm"}
+        assert first["errors"] == {}
+        assert set(first["durations"]) == {"base_loss", "kl", "entropy", "counting"}
+
+    def test_the_loss_falls_and_weights_follow_their_schedules(self, tmp_path: Path) -> None:
+        run = train(toy_config(tmp_path), tmp_path / "run")
+        steps = records(run, "step")
+        assert steps[-1]["loss"]["base_loss"]["value"] < steps[0]["loss"]["base_loss"]["value"]
+        weights = [record["loss"]["regularizers"]["kl"]["weight"] for record in steps]
+        assert weights == pytest.approx([0.0, 0.125, 0.25, 0.375, 0.5, 0.5])
+        evaluated = records(run, "eval")
+        assert evaluated[-1]["loss"]["base_loss"]["value"] < evaluated[0]["loss"]["base_loss"]["value"]
+
+    def test_gradients_are_measured_at_their_steps(self, tmp_path: Path) -> None:
+        run = train(toy_config(tmp_path, gradients_every=2), tmp_path / "run")
+        steps = records(run, "step")
+        assert ["cosines" in record["loss"] for record in steps] == [True, False] * 3
+        norms = [record["loss"]["total_grad_norm"] for record in steps]
+        assert [norm is None for norm in norms] == [False, True] * 3
+        assert all(norm > 0 for norm in norms[::2])
+        assert not any("cosines" in record["loss"] for record in records(run, "eval"))
+
+    def test_nothing_is_tracked_that_was_not_asked_for(self, tmp_path: Path) -> None:
+        run = train(toy_config(tmp_path, gradients_every=0), tmp_path / "run")
+        assert all(record["loss"]["total_grad_norm"] is None for record in records(run, "step"))
+
+    def test_an_evaluation_has_every_term_and_no_backward(self, tmp_path: Path, backends: list[Backend]) -> None:
+        run = train(toy_config(tmp_path, steps=1, checkpoint_every=0), tmp_path / "run")
+        for record in records(run, "eval"):
+            assert set(record["loss"]["regularizers"]) == {"kl", "entropy", "counting"}
+            assert record["tokens"] > 0
+        # Before the first step: for the references of both batches and twice for the two that are held out.
+        calls = backends[0].client.calls
+        assert calls.count("forward_backward") == 1
+        assert calls.count("optim_step") == 1
+
+    def test_an_evaluation_changes_no_state(self, tmp_path: Path) -> None:
+        often = train(toy_config(tmp_path, eval_every=1), tmp_path / "often")
+        never = train(toy_config(tmp_path, eval_every=100), tmp_path / "never")
+        assert comparable(records(often, "step")) == comparable(records(never, "step"))
+
+    def test_without_held_out_data_nothing_is_evaluated(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"eval_path": None})})
+        assert records(train(config, tmp_path / "run"), "eval") == []
+
+    def test_a_term_that_fails_and_may_is_logged_as_skipped(self, tmp_path: Path) -> None:
+        terms = '[[term]]\nfn = "tests.app.terms:failing"\nweight = 0.1\non_error = "skip"\n'
+        run = train(toy_config(tmp_path, terms), tmp_path / "run")
+        step = records(run, "step")[4]
+        assert step["loss"]["regularizers"]["failing"]["value"] is None
+        assert "as the test wants it" in step["errors"]["failing"]
+        (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
+        assert warning["step"] == 4
+        assert "failing was skipped" in warning["message"]
+
+    def test_dominance_is_told_once(self, tmp_path: Path) -> None:
+        terms = '[[term]]\nfn = "tests.app.terms:huge"\n'
+        run = train(toy_config(tmp_path, terms, gradients_every=1), tmp_path / "run")
+        (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
+        assert "huge dominates base_loss" in warning["message"]
+        assert warning["step"] == 2
+
+    def test_bad_lines_that_were_left_out_are_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path, data='on_bad_line = "skip"')
+        with (tmp_path / "data.jsonl").open("a") as file:
+            file.write("no json\n")
+        run = train(config, tmp_path / "run")
+        assert events(run)[0] == "warning"
+        assert "1 lines of data were left out; line 9" in records(run, "event")[0]["message"]
+
+    def test_the_learning_rate_follows_its_schedule(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        from penalties.app.config.schedules import Linear
+
+        schedule = Linear(kind="linear", start=0.0, end=0.05, steps=6)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"schedule": schedule})})
+        run = train(config, tmp_path / "run")
+        rates = [record["learning_rate"] for record in records(run, "step")]
+        assert rates == pytest.approx([0.0, 0.01, 0.02, 0.03, 0.04, 0.05])
+
+    def test_pairs_are_trained_on_by_dpo(self, tmp_path: Path) -> None:
+        path = write_config(tmp_path, terms="", loss="dpo", steps=8)
+        lines = [json.dumps({"prompt": f"{n}: ", "chosen": "yes", "rejected": "no"}) for n in range(4)]
+        for name in ("data.jsonl", "held_out.jsonl"):
+            (tmp_path / name).write_text("\n".join(lines))
+        run = train(load(path), tmp_path / "run")
+        margins = [record["loss"]["base_loss"]["custom"]["margin"] for record in records(run, "step")]
+        assert margins[0] == pytest.approx(0.0, abs=1e-6)
+        assert margins[-1] > margins[0]
+        assert records(run, "eval")[-1]["loss"]["base_loss"]["custom"]["accuracy"] == 1.0
+
+    def test_every_default_is_in_the_saved_config(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        run = train(config, tmp_path / "run")
+        assert run.config() == config.to_dict()
+
+    def test_the_backend_hears_how_it_ended(self, tmp_path: Path, backends: list[Backend]) -> None:
+        train(toy_config(tmp_path), tmp_path / "run")
+        assert backends[0].status == "success"
+
+
+class TestReferences:
+    def test_the_model_before_training_is_asked_once_for_each_example(
+        self, tmp_path: Path, backends: list[Backend]
+    ) -> None:
+        train(toy_config(tmp_path, eval_every=100), tmp_path / "run")
+        # 8 lines in batches of 3: the third one has the last two that are new; then two batches of held-out data.
+        asked = backends[0].client.calls[:5]
+        assert asked == ["forward"] * 5
+        assert (tmp_path / "run" / "references" / "initial.npz").is_file()
+
+    def test_they_are_reused_when_the_run_goes_on(self, tmp_path: Path, backends: list[Backend]) -> None:
+        config = toy_config(tmp_path, eval_every=100)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(3))
+        before = (tmp_path / "run" / "references" / "initial.npz").read_bytes()
+        train(config, tmp_path / "run", resume=True)
+        assert backends[1].client.calls[0] == "forward"
+        assert backends[1].client.calls[1] == "forward_backward"
+        assert (tmp_path / "run" / "references" / "initial.npz").read_bytes() == before
+
+    def test_a_teacher_that_remembers_goes_on_remembering(self, tmp_path: Path) -> None:
+        more = 'teacher = { kind = "client", model = "tiny", seed = 3 }\nnoisy = { kind = "perturbed" }'
+        terms = (
+            '[[term]]\nfn = "kl_estimate"\nname = "near"\nweight = 0.1\ninputs = ["logprobs", "teacher"]\n'
+            '[[term]]\nfn = "kl_estimate"\nname = "steady"\nweight = 0.1\ninputs = ["logprobs", "noisy"]\n'
+        )
+        config = toy_config(tmp_path, terms, more)
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(3))
+        assert (tmp_path / "run" / "references" / "teacher.npz").is_file()
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(list(run.records())) == comparable(list(whole.records()))
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
+    def test_gives_the_same_log_and_weights_as_an_unbroken_run(self, tmp_path: Path, after: int) -> None:
+        config = toy_config(tmp_path, steps=7)
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(after))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(list(run.records())) == comparable(list(whole.records()))
+        assert weights_of(run.folder, 7) == weights_of(whole.folder, 7)
+        assert "resumed" in events(run)
+
+    def test_terms_remember_what_they_knew_in_the_library_they_knew_it_in(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        run = train(config, tmp_path / "run", resume=True)
+        seen = [record["loss"]["regularizers"].get("counting", {}).get("custom") for record in records(run, "step")]
+        assert seen == [{"seen": 0.0}, None, {"seen": 1.0}, None, {"seen": 2.0}, None]
+
+    def test_a_run_that_is_not_there_begins(self, tmp_path: Path) -> None:
+        run = train(toy_config(tmp_path), tmp_path / "run", resume=True)
+        assert events(run)[-1] == "finished"
+        assert "resumed" not in events(run)
+
+    def test_a_finished_run_is_left_as_it_is(self, tmp_path: Path, backends: list[Backend]) -> None:
+        config = toy_config(tmp_path)
+        run = train(config, tmp_path / "run")
+        before = run.metrics.read_bytes()
+        said: list[str] = []
+        progress = Silent()
+        progress.say = said.append  # type: ignore[method-assign]
+        again = train(config, tmp_path / "run", resume=True, progress=progress)
+        assert again.metrics.read_bytes() == before
+        assert len(backends) == 1
+        assert said == ["the run was finished before"]
+
+    def test_only_the_word_that_it_is_finished_may_be_missing(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        run = train(config, tmp_path / "run")
+        lines = run.metrics.read_bytes().splitlines(keepends=True)
+        run.metrics.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
+        again = train(config, tmp_path / "run", resume=True)
+        assert events(again)[-2:] == ["resumed", "finished"]
+
+    def test_more_steps_go_on_from_the_end(self, tmp_path: Path) -> None:
+        short, long = toy_config(tmp_path), toy_config(tmp_path, steps=9, gradients_every=10)
+        # Everything that will be needed is asked for at the beginning.
+        whole = train(long, tmp_path / "whole")
+        train(short, tmp_path / "run")
+        run = train(long, tmp_path / "run", resume=True)
+        assert comparable(records(run, "step")) == comparable(records(whole, "step"))
+        assert run.config()["train"]["steps"] == 9
+
+    def test_more_steps_under_a_schedule_over_the_run_are_another_run(self, tmp_path: Path) -> None:
+        terms = TERMS.replace('{ kind = "warmup", steps = 4 }', '{ kind = "linear" }')
+        train(toy_config(tmp_path, terms), tmp_path / "run")
+        with pytest.raises(RunError, match="train.steps was 6 and is 9"):
+            train(toy_config(tmp_path, terms, steps=9), tmp_path / "run", resume=True)
+
+    def test_another_config_is_refused_with_what_differs(self, tmp_path: Path) -> None:
+        train(toy_config(tmp_path), tmp_path / "run")
+        with pytest.raises(RunError, match="train.learning_rate was 0.05 and is 0.1") as raised:
+            train(toy_config(tmp_path, learning_rate=0.1), tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+
+    def test_a_run_that_never_began_may_begin_with_another_config(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=SimpleNamespace(**vars(killing(1)) | {"say": _interrupt}))
+        other = toy_config(tmp_path, learning_rate=0.1)
+        run = train(other, tmp_path / "run", resume=True)
+        assert run.config()["train"]["learning_rate"] == 0.1
+        assert "resumed" not in events(run)
+
+    def test_other_data_are_refused(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        with (tmp_path / "data.jsonl").open("a") as file:
+            file.write('{"prompt": "a", "completion": "b"}\n')
+        with pytest.raises(RunError, match="the data are others"):
+            train(config, tmp_path / "run", resume=True)
+
+    def test_what_cannot_go_on_now_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        run = Run(tmp_path / "run")
+        before = records(run, "step")
+        assert len(before) == 5
+
+        def unreachable(*_: Any) -> Any:
+            raise RunError("no model could be had")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(start_module, "connect", unreachable)
+            with pytest.raises(RunError, match="no model could be had"):
+                train(config, tmp_path / "run", resume=True)
+        assert records(run, "step") == before
+        assert records(run, "event")[-1]["step"] == 4
+        whole = train(config, tmp_path / "whole")
+        again = train(config, tmp_path / "run", resume=True)
+        assert comparable(records(again, "step")) == comparable(records(whole, "step"))
+
+    def test_one_stopped_while_it_loads_stands_where_it_stood(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        progress = SimpleNamespace(**vars(killing(9)) | {"say": _interrupt})
+        with pytest.raises(Interrupted, match="at once after 4 steps, and the last checkpoint is that after 4 steps"):
+            train(config, tmp_path / "run", resume=True, progress=progress)
+
+    def test_data_may_be_elsewhere(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path / "here")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "here").rename(tmp_path / "there")
+        run = train(toy_config(tmp_path / "there"), tmp_path / "run", resume=True)
+        assert events(run)[-1] == "finished"
+        assert "there" in run.config()["data"]["path"]
+
+    def test_options_that_are_newer_than_the_run_have_their_defaults(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        path = tmp_path / "run" / "config.json"
+        older = json.loads(path.read_text())
+        del older["train"]["weight_decay"]
+        path.write_text(json.dumps(older))
+        assert events(train(config, tmp_path / "run", resume=True))[-1] == "finished"
+
+    def test_options_that_are_gone_are_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        path = tmp_path / "run" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"gone": {"x": 1}}))
+        with pytest.raises(RunError, match="its config is of another version: gone: no such table") as raised:
+            train(config, tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+
+    @pytest.mark.parametrize("finished", [False, True])
+    def test_fewer_steps_than_are_done_are_refused(self, tmp_path: Path, finished: bool) -> None:
+        if finished:
+            train(toy_config(tmp_path), tmp_path / "run")
+        else:
+            with pytest.raises(Interrupted):
+                train(toy_config(tmp_path), tmp_path / "run", progress=killing(5))
+        with pytest.raises(RunError, match="steps are done; train.steps is 3, expected as many or more") as raised:
+            train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+        assert Run(tmp_path / "run").config()["train"]["steps"] == 6
+
+    def test_a_damaged_checkpoint_is_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "run" / "checkpoints" / "000004" / "client" / "toy.safetensors").write_bytes(b"no")
+        run = train(config, tmp_path / "run", resume=True)
+        (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
+        assert "a later checkpoint is damaged and was left out: " in warning["message"]
+        whole = train(config, tmp_path / "whole")
+        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
+
+    def test_a_log_that_lost_lines_is_told(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "run" / "metrics.jsonl").unlink()
+        run = train(config, tmp_path / "run", resume=True)
+        assert [record["step"] for record in records(run, "step")] == [4, 5]
+        assert events(run)[:2] == ["resumed", "warning"]
+        assert "the log lacks" in records(run, "event")[1]["message"]
+
+    def test_terms_that_draw_draw_the_same(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n')
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(list(run.records())) == comparable(list(whole.records()))
+        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
+        other = train(toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n', seed=1), tmp_path / "other")
+        assert comparable(records(other, "step")) != comparable(records(whole, "step"))
+
+    def test_so_do_those_on_a_gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        seeds: list[int] = []
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+        train(toy_config(tmp_path, steps=2), tmp_path / "run")
+        again = list(seeds)
+        seeds.clear()
+        train(toy_config(tmp_path, steps=2), tmp_path / "again")
+        assert seeds == again
+        assert len(set(seeds)) == 3
+
+    def test_without_its_file_the_model_before_training_is_gone(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(5))
+        (tmp_path / "run" / "references" / "initial.npz").unlink()
+        with pytest.raises(RunError, match="initial.npz is not there, and the model as it was before training is gone"):
+            train(config, tmp_path / "run", resume=True)
+
+    def test_a_server_that_does_not_answer_is_named_as_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def deaf(*_: Any) -> Any:
+            raise ConnectionError("nobody there")
+
+        monkeypatch.setattr(Client, "forward", deaf)
+        with pytest.raises(InputError, match="initial: its forward raised .*nobody there"):
+            train(toy_config(tmp_path), tmp_path / "run")
+
+    def test_more_steps_than_it_was_asked_for_are_refused(self, tmp_path: Path) -> None:
+        train(toy_config(tmp_path, steps=1), tmp_path / "run")
+        with pytest.raises(RunError, match="was asked for the data of fewer steps, and is gone") as raised:
+            train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
+        assert raised.value.status == 2
+        assert Run(tmp_path / "run").config()["train"]["steps"] == 1
+
+    def test_a_run_that_is_there_is_not_written_over(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path)
+        train(config, tmp_path / "run")
+        with pytest.raises(RunError, match="holds a run already; go on with it by --resume"):
+            train(config, tmp_path / "run")
+
+
+def _interrupt(what: str) -> None:
+    raise KeyboardInterrupt
+
+
+class TestEnding:
+    def test_ctrl_c_finishes_the_step_and_saves_a_checkpoint(self, tmp_path: Path, backends: list[Backend]) -> None:
+        config = toy_config(tmp_path, checkpoint_every=0)
+        told: list[str] = []
+
+        class Pressing(Silent):
+            def record(self, record: Any, line: str) -> None:
+                if record["kind"] == "step" and record["step"] == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            def stopping(self) -> None:
+                told.append("stopping")
+
+        with pytest.raises(Interrupted, match="interrupted after 3 steps") as raised:
+            train(config, tmp_path / "run", progress=Pressing())
+        assert raised.value.step == 3
+        assert raised.value.status == 1
+        assert told == ["stopping"]
+        assert backends[0].status == "interrupted"
+        assert events(Run(tmp_path / "run")) == ["checkpoint", "interrupted"]
+        whole = train(config, tmp_path / "whole")
+        run = train(config, tmp_path / "run", resume=True)
+        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
+
+    def test_the_last_step_is_the_end_even_so(self, tmp_path: Path) -> None:
+        class Pressing(Silent):
+            def record(self, record: Any, line: str) -> None:
+                if record["kind"] == "step" and record["step"] == 5:
+                    signal.raise_signal(signal.SIGTERM)
+
+        run = train(toy_config(tmp_path), tmp_path / "run", progress=Pressing())
+        assert events(run)[-1] == "finished"
+
+    def test_a_second_ctrl_c_stops_at_once_and_says_from_where_it_goes_on(self, tmp_path: Path) -> None:
+        with pytest.raises(Interrupted, match="stopped at once after 3 steps, and the last checkpoint is that after 2"):
+            train(toy_config(tmp_path), tmp_path / "run", progress=killing(3))
+        assert events(Run(tmp_path / "run"))[-1] == "interrupted"
+
+    def test_before_the_first_step_there_is_no_checkpoint(self, tmp_path: Path) -> None:
+        progress = SimpleNamespace(**vars(killing(1)) | {"say": _interrupt})
+        with pytest.raises(Interrupted, match="stopped at once after 0 steps, and there is no checkpoint yet"):
+            train(toy_config(tmp_path), tmp_path / "run", progress=progress)
+
+    def test_a_term_that_fails_ends_the_run_and_the_log_says_why(self, tmp_path: Path, backends: list[Backend]) -> None:
+        terms = '[[term]]\nfn = "tests.app.terms:failing"\nweight = 0.1\n'
+        with pytest.raises(TermError, match="as the test wants it"):
+            train(toy_config(tmp_path, terms), tmp_path / "run")
+        run = Run(tmp_path / "run")
+        assert [record["step"] for record in records(run, "step")] == [0, 1, 2, 3]
+        last = run.last()
+        assert last is not None
+        assert last["event"] == "failed"
+        assert "as the test wants it" in last["message"]
+        assert last["step"] == 4
+        assert backends[0].status == "errored"
+
+    def test_no_key_is_in_any_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-very-secret")
+
+        def connect(*_: Any) -> Any:
+            raise RunError("401: tml-very-secret is unknown")
+
+        monkeypatch.setattr(start_module, "connect", connect)
+        with pytest.raises(RunError):
+            train(toy_config(tmp_path), tmp_path / "run")
+        for path in (tmp_path / "run").rglob("*"):
+            if path.is_file():
+                assert b"very-secret" not in path.read_bytes()
+        assert "<TINKER_API_KEY>" in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+    def test_a_full_disk_ends_the_run_and_leaves_whole_lines(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = toy_config(tmp_path, checkpoint_every=2)
+        write, room = os.write, [9000]
+
+        def full(descriptor: int, content: bytes) -> int:
+            if not content.startswith(b"{"):
+                return write(descriptor, content)
+            fits = min(len(content), room[0])
+            room[0] -= fits
+            if fits == 0:
+                raise OSError(28, "No space left on device")
+            return write(descriptor, content[:fits])
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(RunError, match="the disk is full; free some space, then resume"):
+            train(config, tmp_path / "run")
+        monkeypatch.undo()
+        monkeypatch.setattr(start_module, "connect", Backend)
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["kind"] for line in lines].count("step") > 1
+        run = train(config, tmp_path / "run", resume=True)
+        whole = train(config, tmp_path / "whole")
+        assert comparable(list(run.records())) == comparable(list(whole.records()))
