@@ -1,88 +1,36 @@
-"""The operations on PyTorch tensors.
-
-Nothing here imports torch at module level: these functions only ever see tensors, so torch is loaded by then.
-"""
+"""What composition needs of PyTorch tensors: gradients of several terms, their sum, and numbers to read."""
 
 import builtins
-import importlib
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import FIRST_ORDER, BackendError, GradientError
-from .protocol import Slope
+from ...errors import FIRST_ORDER, GradientError
+from ..protocol import Slope
+from .arrays import add, matmul, tracing, transformed, upcast
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 __all__ = [
-    "GENERATOR",
-    "LIBRARY",
-    "abs",
     "accumulate",
-    "add",
     "add_gradients",
-    "amax",
-    "any",
-    "arange",
     "as_array",
     "captures",
-    "cast",
-    "choice",
-    "clip",
-    "concatenate",
-    "constant",
-    "cos",
     "device",
     "differentiable",
-    "draws",
-    "exp",
-    "expm1",
-    "eye",
     "gram",
-    "log",
-    "log_softmax",
-    "log_tiny",
     "loose",
-    "matmul",
-    "mean",
-    "moveaxis",
     "norm",
-    "packs",
-    "power_iteration",
     "read",
     "separate",
     "settled",
-    "smooth_abs",
-    "sqrt",
-    "square",
     "stitch",
-    "stop_gradient",
-    "subtract_where",
-    "sum",
     "sum_over_rows",
-    "svdvals",
-    "take",
-    "tracing",
-    "uniform",
-    "upcast",
-    "value_and_gradient",
     "value_and_gradients",
     "weighted_sum",
-    "where",
     "zero",
     "zeros_like",
 ]
-
-LIBRARY: Final = "PyTorch"
-GENERATOR: Final = "a torch.Generator"
-
-# Packing copies every element twice (there and back) and saves about 20 µs of dispatch per leaf: on a CPU the two meet
-# at about this mean leaf size, and earlier where the copy needs fresh pages. A GPU copies some hundred times faster.
-_PACK_BELOW: Final = 8192
-_PACK_AT_MOST: Final = 2**18
-_PACK_BELOW_ON_ACCELERATOR: Final = 2**20
 
 # Norms of more elements than this are taken by products of so many.
 _LONG: Final = 2**14
@@ -94,263 +42,6 @@ _GRAM_BELOW: Final = 2**16
 # Elements that stay in the cache of a core from a term's forward to the sum of gradients: at a million float32, five
 # terms take two thirds of the time that they take whole. Smaller pieces cost more in calls than they save.
 _TILE: Final = 200_000
-
-_ATEN_REDUCTIONS: Final = {"none": 0, "mean": 1, "sum": 2}
-
-
-def upcast(function: str, x: "Tensor") -> "Tensor":
-    if x.is_floating_point():
-        return x if x.element_size() >= 4 else x.float()
-    if x.is_complex():
-        raise BackendError(f"{function}: a tensor has dtype {x.dtype}; expected real numbers")
-    import torch
-
-    return x.to(torch.get_default_dtype())
-
-
-def cast(x: "Tensor", like: "Tensor") -> "Tensor":
-    return x.to(like)
-
-
-def constant(values: "np.ndarray[Any, Any]", like: "Tensor") -> "Tensor":
-    import torch
-
-    return torch.as_tensor(values, dtype=like.dtype if values.dtype.kind == "f" else None, device=like.device)
-
-
-def arange(size: int, like: "Tensor") -> "Tensor":
-    import torch
-
-    return torch.arange(size, dtype=like.dtype, device=like.device)
-
-
-def eye(size: int, like: "Tensor") -> "Tensor":
-    import torch
-
-    return torch.eye(size, dtype=like.dtype, device=like.device)
-
-
-def packs(leaves: Sequence["Tensor"]) -> bool:
-    import torch
-
-    device, count = leaves[0].device, len(leaves)
-    size = builtins.sum(map(torch.Tensor.numel, leaves))
-    if device.type != "cpu":
-        return size <= _PACK_BELOW_ON_ACCELERATOR * count and all(leaf.device == device for leaf in leaves)
-    # Comparing devices takes three times as long as asking for the CPU.
-    return size <= min(_PACK_BELOW * count, _PACK_AT_MOST) and all(leaf.is_cpu for leaf in leaves)
-
-
-def concatenate(leaves: Sequence["Tensor"]) -> "Tensor":
-    import torch
-
-    if leaves[0].ndim == leaves[-1].ndim == 1 and not torch.compiler.is_compiling():
-        # Flat already, as sequences mostly are: asking each of 64 tensors takes 4 µs, and cat raises where one is not.
-        try:
-            flat = torch.cat(list(leaves))
-        except RuntimeError:
-            pass
-        else:
-            return flat if flat.ndim == 1 else flat.reshape(-1)
-    # A view of a tensor that is flat already would cost a node of the graph each, there and back.
-    return torch.cat([leaf if leaf.ndim == 1 else leaf.reshape(-1) for leaf in leaves])
-
-
-def add(scalars: Sequence["Tensor"]) -> "Tensor":
-    total = scalars[0]
-    for scalar in scalars[1:]:
-        total = total + scalar.to(total.device)
-    return total
-
-
-def abs(x: "Tensor") -> "Tensor":
-    return x.abs()
-
-
-def square(x: "Tensor") -> "Tensor":
-    # Not x.square(): its backward builds 2x by a power.
-    return x * x
-
-
-def smooth_abs(x: "Tensor", delta: float, reduction: str) -> "Tensor":
-    import torch
-
-    if reduction == "mean" and not x.numel():
-        return x.sum()
-    # What torch.nn.functional calls, without its checks (7 µs); torch.ops takes 5 µs more. Reduced by the operation
-    # itself: a mean after the fact takes twice as long at a million elements.
-    library: Any = torch
-    return library._C._nn.smooth_l1_loss(x, torch.zeros_like(x), _ATEN_REDUCTIONS[reduction], delta)
-
-
-def exp(x: "Tensor") -> "Tensor":
-    return x.exp()
-
-
-def expm1(x: "Tensor") -> "Tensor":
-    return x.expm1()
-
-
-def log(x: "Tensor") -> "Tensor":
-    return x.log()
-
-
-def cos(x: "Tensor") -> "Tensor":
-    return x.cos()
-
-
-def sqrt(x: "Tensor") -> "Tensor":
-    return x.sqrt()
-
-
-def clip(x: "Tensor", low: float | None, high: float | None) -> "Tensor":
-    return x.clamp(low, high)
-
-
-def where(condition: "Tensor", yes: Any, no: Any) -> "Tensor":
-    import torch
-
-    return torch.where(condition, yes, no)
-
-
-def subtract_where(condition: "Tensor", a: "Tensor", b: "Tensor") -> "Tensor":
-    # One mask for both: −inf − (−inf) is NaN for a moment, but the backward of a difference never reads it.
-    return where(condition, a - b, 0.0)
-
-
-def log_tiny(x: "Tensor") -> float:
-    import torch
-
-    return math.log(4) + math.log(torch.finfo(x.dtype).tiny)
-
-
-def sum(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Tensor":
-    return x.sum() if axis is None else x.sum(axis, keepdim=keepdims)
-
-
-def mean(x: "Tensor") -> "Tensor":
-    import torch
-
-    # Not x.mean(): its backward writes out a whole array where that of a sum expands one number.
-    total, count = x.sum(), x.numel() or 1
-    if type(total) is torch.Tensor and not torch.compiler.is_compiling():
-        # Dividing by a tensor takes 3 µs less, there and back, than by a number of Python's.
-        return total.div(torch.scalar_tensor(count, dtype=total.dtype, device="cpu"))
-    return total.div(count)
-
-
-def amax(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Tensor":
-    return x.amax() if axis is None else x.amax(axis, keepdim=keepdims)
-
-
-def any(x: "Tensor") -> "Tensor":
-    return x.any(-1)
-
-
-def log_softmax(x: "Tensor") -> "Tensor":
-    return x.log_softmax(-1)
-
-
-def matmul(a: "Tensor", b: "Tensor") -> "Tensor":
-    import torch
-
-    if not torch.is_autocast_enabled(a.device.type):
-        return a @ b
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
-
-
-def moveaxis(x: "Tensor", source: int, to: int) -> "Tensor":
-    return x.movedim(source, to)
-
-
-def svdvals(x: "Tensor") -> "Tensor":
-    import torch
-
-    linalg: Any = torch.linalg  # untyped in torch
-    return linalg.svdvals(x)
-
-
-def take(x: "Tensor", rows: "Tensor") -> "Tensor":
-    return x[rows]
-
-
-def stop_gradient(x: "Tensor") -> "Tensor":
-    return x.detach()
-
-
-def power_iteration(matrix: "Tensor", start: "Tensor", times: int) -> "Tensor":
-    vector = start
-    for _ in range(times):
-        vector = matmul(matrix, matmul(matrix, vector))
-        largest = amax(abs(vector))
-        vector = vector / where(largest > 0, largest, 1.0)
-    return vector
-
-
-def draws(seed: object) -> bool:
-    import torch
-
-    return isinstance(seed, torch.Generator)
-
-
-def uniform(seed: "Generator", count: int, like: "Tensor") -> "Tensor":
-    import torch
-
-    return torch.rand(count, generator=seed, dtype=like.dtype, device=seed.device).to(like.device)
-
-
-def choice(seed: "Generator", total: int, count: int, like: "Tensor") -> "Tensor":
-    import torch
-
-    return torch.randperm(total, generator=seed, device=seed.device)[:count].to(like.device)
-
-
-def value_and_gradient(function: str, fn: Callable[["Tensor"], "Tensor"], x: "Tensor") -> tuple["Tensor", "Tensor"]:
-    import torch
-
-    if torch.compiler.is_compiling() or _transformed():
-        # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
-        pulled: Any = torch.func.vjp(fn, x)
-        value, pull_back = pulled
-        return value, pull_back(torch.ones_like(value))[0]
-    # Elsewhere the plain form: it lets the network change its buffers, as BatchNorm does while training.
-    recorded = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.enable_grad():
-        point = x.clone() if x.is_inference() else x
-        point = point if point.requires_grad else point.detach().requires_grad_()
-        value = fn(point)
-        gradient = None
-        if value.requires_grad:
-            (gradient,) = torch.autograd.grad(
-                value, point, torch.ones_like(value), create_graph=True, allow_unused=True
-            )
-    if gradient is None:
-        raise GradientError(
-            f"{function}: the output of fn does not depend on x by operations that PyTorch can differentiate; "
-            "look for .detach(), torch.no_grad() or a conversion to NumPy inside fn"
-        )
-    return (value, gradient) if recorded else (value.detach(), gradient.detach())
-
-
-def _transformed() -> bool:
-    """Whether a transform of torch.func (grad, vmap, jvp, ...) is running; torch has no public way to ask."""
-    global _functorch
-    if _functorch is None:
-        _functorch = importlib.import_module("torch._C._functorch")
-    return _functorch.maybe_current_level() is not None
-
-
-_functorch: Any = None
-
-
-# What composition needs: gradients of several terms, their sum, and numbers for people.
-
-
-def tracing(x: object) -> bool:
-    import torch
-
-    return torch.compiler.is_compiling() or _transformed()
 
 
 def settled(value: "Tensor", like: "Tensor") -> bool:
@@ -417,7 +108,7 @@ def _vector(weights: tuple[Any, ...], like: "Tensor") -> "Tensor | None":
             return None
         with torch.inference_mode(False):
             vector = torch.tensor(weights, dtype=like.dtype, device=like.device)
-        if not _transformed():
+        if not transformed():
             # One that was made inside a transform belongs to it.
             if len(_vectors) >= _VECTORS_KEPT:
                 _vectors.clear()
@@ -445,7 +136,7 @@ def value_and_gradients(
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
-    if torch.compiler.is_compiling() or _transformed():
+    if torch.compiler.is_compiling() or transformed():
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
         pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
@@ -515,7 +206,7 @@ def captures(value: "Tensor", inputs: Sequence["Tensor"]) -> bool:
 def loose(value: "Tensor") -> bool:
     import torch
 
-    return not value.requires_grad and not torch.compiler.is_compiling() and not _transformed()
+    return not value.requires_grad and not torch.compiler.is_compiling() and not transformed()
 
 
 def accumulate(total: Any, gradient: "Tensor", weight: Any, *, owned: bool) -> "Tensor":
@@ -638,7 +329,7 @@ def zeros_like(x: "Tensor") -> "Tensor":
 def separate(gradients: Sequence[Any]) -> list[Any]:
     import torch
 
-    if torch.compiler.is_compiling() or _transformed():
+    if torch.compiler.is_compiling() or transformed():
         return list(gradients)
     # Autograd may give one number expanded, or one tensor for two inputs.
     seen: set[int] = set()
@@ -778,7 +469,7 @@ def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size:
     module: Any = checkpoint
     again = module.checkpoint
     # The compiler decides itself what to compute again, and torch.func knows no checkpoints.
-    keep = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not _transformed()
+    keep = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not transformed()
     untyped: Sequence[Any] = arrays
     pieces = zip(*[x.split(size) for x in untyped], strict=True)
     return add([again(fn, *piece, use_reentrant=False) if keep else fn(*piece) for piece in pieces])

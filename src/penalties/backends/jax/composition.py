@@ -1,0 +1,230 @@
+"""What composition needs of JAX arrays, traced ones too: gradients of several terms, their sum, and numbers to read."""
+
+import builtins
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import FIRST_ORDER, BackendError, GradientError
+from ..protocol import Slope
+from .arrays import add, library, matmul, sqrt, square, stop_gradient, sum, tracing, upcast
+
+if TYPE_CHECKING:
+    from jax import Array
+
+__all__ = [
+    "accumulate",
+    "add_gradients",
+    "as_array",
+    "captures",
+    "device",
+    "differentiable",
+    "gram",
+    "loose",
+    "norm",
+    "read",
+    "separate",
+    "settled",
+    "stitch",
+    "sum_over_rows",
+    "value_and_gradients",
+    "weighted_sum",
+    "zero",
+    "zeros_like",
+]
+
+
+def settled(value: "Array", like: "Array") -> bool:
+    jnp = library().numpy
+    return not value.ndim and jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize >= 4
+
+
+def device(x: "Array") -> Any:
+    # JAX itself refuses arrays that were put on two devices.
+    return None
+
+
+def zero(like: "Array") -> "Array":
+    return library().numpy.zeros(())
+
+
+def as_array(value: Any, like: "Array") -> "Array":
+    jnp = library().numpy
+    return jnp.asarray(value, like.dtype if jnp.issubdtype(like.dtype, jnp.floating) else None)
+
+
+def differentiable(x: "Array", *, asked: bool) -> bool:
+    jnp = library().numpy
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def captures(value: "Array", inputs: Sequence["Array"]) -> bool:
+    return False
+
+
+def loose(value: "Array") -> bool:
+    return False
+
+
+def weighted_sum(values: Sequence[Any], weights: Sequence[Any]) -> "Array":
+    return add([value * weight for value, weight in zip(values, weights, strict=True)])
+
+
+def read(arrays: Sequence["Array"]) -> list[Any]:
+    if builtins.any(tracing(x) for x in arrays):
+        raise BackendError("values cannot be read inside jax.jit or another transform: return the output, then read it")
+    # One transfer: all copies start before the first is waited for.
+    return [x.tolist() for x in library().device_get(list(arrays))]
+
+
+def value_and_gradients(
+    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"], scale: float
+) -> tuple["Array", list["Array"], list[Any]]:
+    reached: list[bool] = []
+
+    def watched(xs: Sequence["Array"]) -> tuple["Array", list["Array"]]:
+        value, arrays = fn(xs)
+        return _watch()(value, _Watch(reached)), arrays
+
+    jax = library()
+    value, pull_back, arrays = jax.vjp(watched, list(leaves), has_aux=True)
+    (gradients,) = pull_back(jax.numpy.full_like(value, scale))
+    # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
+    gradients = jax.lax.optimization_barrier(gradients)
+    return value, arrays, gradients if reached else [None] * len(leaves)
+
+
+class _Watch:
+    """Notes that a tangent came by. JAX gives zeros where there is no path; its rule is not called there."""
+
+    def __init__(self, reached: list[bool]) -> None:
+        self.reached = reached
+
+
+@functools.cache
+def _watch() -> Any:
+    jax = library()
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def watch(value: Any, note: _Watch) -> Any:
+        return value
+
+    @watch.defjvp
+    def rule(note: _Watch, primals: Any, tangents: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        note.reached.append(True)
+        return primals[0], tangents[0]
+
+    return watch
+
+
+def accumulate(total: Any, gradient: "Array", weight: Any, *, owned: bool) -> "Array":
+    scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
+    return scaled if total is None else total + scaled
+
+
+def add_gradients(
+    fn: Callable[..., "Array"],
+    arrays: Sequence["Array"],
+    wanted: Sequence[int],
+    *,
+    scale: float,
+    mean: bool,
+    sum_at: Callable[[int], "Array"],
+    weight: float,
+    slope: Slope | None,
+) -> tuple["Array", list["Array"]] | None:
+    # The compiler decides what stays in the cache.
+    return None
+
+
+def zeros_like(x: "Array") -> "Array":
+    return library().numpy.zeros_like(x)
+
+
+def separate(gradients: Sequence[Any]) -> list[Any]:
+    return list(gradients)
+
+
+def norm(gradients: Sequence["Array"]) -> "Array":
+    return sqrt(add([sum(square(upcast("norm", gradient))) for gradient in gradients]))
+
+
+def gram(rows: Sequence[Sequence[Any]]) -> "Array":
+    jnp = library().numpy
+    flat = [
+        jnp.concatenate(
+            [
+                jnp.zeros(_shape(column)).reshape(-1) if x is None else upcast("gram", x).reshape(-1)
+                for x, column in zip(row, zip(*rows, strict=True), strict=True)
+            ]
+        )
+        for row in rows
+    ]
+    stacked = jnp.stack(flat)
+    return matmul(stacked, stacked.T)
+
+
+def _shape(column: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of the gradients of one leaf, of which some are missing."""
+    return next((x.shape for x in column if x is not None), (0,))
+
+
+def stitch(value: "Array", inputs: Sequence["Array"], gradients: Sequence["Array"]) -> "Array":
+    return _stitch()(value, list(inputs), list(gradients))
+
+
+@functools.cache
+def _stitch() -> Any:
+    jax = library()
+
+    @jax.custom_vjp
+    def stitched(value: Any, inputs: Any, gradients: Any) -> Any:
+        return value
+
+    def forward(value: Any, inputs: Any, gradients: Any) -> Any:
+        return value, (value, inputs, gradients)
+
+    def backward(kept: Any, upstream: Any) -> Any:
+        value, inputs, gradients = kept
+        nothing = jax.tree_util.tree_map(jax.numpy.zeros_like, gradients)
+        found = [(upstream * g).astype(g.dtype) for g in gradients]
+        return jax.numpy.zeros_like(value), _once()(found, inputs), nothing
+
+    stitched.defvjp(forward, backward)
+    return stitched
+
+
+@functools.cache
+def _once() -> Any:
+    """Gradients that came as numbers: differentiating them again would give 0, silently."""
+    jax = library()
+
+    @jax.custom_jvp
+    def once(gradients: Any, inputs: Any) -> Any:
+        return gradients
+
+    @once.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise GradientError(FIRST_ORDER)
+
+    return once
+
+
+def sum_over_rows(fn: Callable[..., "Array"], arrays: Sequence["Array"], size: int) -> "Array":
+    jax = library()
+    whole = len(arrays[0]) // size
+    total: Any = None
+    if whole:
+        # Checkpointed: a piece keeps nothing but its rows, and is computed again when its gradient is due.
+        again = jax.checkpoint(fn)
+        stacks = [x[: whole * size].reshape(whole, size, *x.shape[1:]) for x in arrays]
+        first = again(*[stack[0] for stack in stacks])
+
+        def more(total: Any, piece: Any) -> tuple[Any, None]:
+            return total + again(*piece), None
+
+        total, _ = jax.lax.scan(more, first, [stack[1:] for stack in stacks])
+    if len(arrays[0]) > whole * size:
+        rest = fn(*[x[whole * size :] for x in arrays])
+        total = rest if total is None else total + rest
+    return total
