@@ -4,28 +4,49 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+LOWEST_INSTALL = $(LOWEST)/bin/pip install --quiet --constraint constraints-lowest.txt
 SKYRL := .venv-skyrl
 SKYRL_INSTALL := $(SKYRL)/bin/pip install --quiet --constraint tests/skyrl/constraints.txt
+LOWEST := .venv-lowest
+LOWEST_TESTS := tests/test_bad_input.py tests/test_edges.py tests/test_finite.py tests/test_golden.py \
+	tests/test_gradients.py tests/test_jax.py tests/test_parity.py tests/test_precision.py tests/test_properties.py \
+	tests/test_torch.py tests/pipeline tests/execution
 WORKERS ?= 2
 
 # A worker per core already; more threads would only fight.
 export OMP_NUM_THREADS ?= 1
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test test-slow test-servers check bench docs notebooks pictures release constraints clean
+.PHONY: demo test test-slow coverage test-lowest test-servers check bench bench-tiny docs notebooks pictures release \
+	constraints clean
 
 # A small model learns pig latin under three terms; the last line says where the report is.
 demo: $(VENV)/.demo
 	$(BIN)/penalties train
 
+# With COVERAGE=1 both kinds of tests record what they run, and `make coverage` adds it up.
+ifdef COVERAGE
+RECORD = COVERAGE_FILE=.coverage.$@
+RECORDING = --cov --cov-report=
+endif
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-report=term
+	$(RECORD) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(RECORDING)
 
-# Faults, the soak and clusters: one after another, since they count processes and measure memory.
+# What waits, starts clusters, browsers or compilers, or injects faults: one test after another, since some of them
+# count processes and measure memory.
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests
+	$(RECORD) $(BIN)/python -m pytest -m slow $(RECORDING)
 
-# A server that others wrote, in an environment of its own: it wants other versions of the SDK and of transformers.
+coverage: $(VENV)/.dev
+	$(BIN)/coverage combine --keep --quiet .coverage.test .coverage.test-slow
+	$(BIN)/coverage report
+
+# The lowest versions that pyproject.toml allows, in an environment of its own: mathematics, pipelines and executors.
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(LOWEST_TESTS)
+
+# A server that others wrote, in an environment of its own: it needs other versions of the SDK and of transformers.
 # The SDK leaves its connections open.
 test-servers: $(SKYRL)/.ready
 	$(SKYRL)/bin/python -m pytest --confcutdir=tests/skyrl -W "ignore:unclosed:ResourceWarning" tests/skyrl
@@ -38,13 +59,18 @@ check: $(VENV)/.dev
 	PYTHONPATH=tools $(BIN)/lint-imports
 	$(BIN)/deptry .
 
+# Speed, against plain code and limits: on a quiet machine.
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+# Every benchmark once: whether it still runs, not how fast.
+bench-tiny: $(VENV)/.dev
+	$(BIN)/python -m benchmarks --tiny
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The pages of the notebooks, and pictures of reports, which need Chromium: made anew, and committed.
+# The pages of the notebooks, and pictures of reports, which need Chromium: generated, and committed.
 notebooks: $(VENV)/.dev
 	$(BIN)/python -m docs._plots.notebooks
 
@@ -58,7 +84,7 @@ release: $(VENV)/.release
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tools/smoke.py dist
 
-# After a change of dependencies: resolve anew, look at the difference, commit it.
+# After a change of dependencies: resolve again, look at the difference, commit it.
 constraints:
 	rm -rf $(VENV)
 	sed -i '/^[a-z]/Id' constraints.txt && echo "torch==2.13.0" >> constraints.txt
@@ -66,7 +92,7 @@ constraints:
 	$(BIN)/pip freeze --all --exclude-editable | grep -v -i '^torch==' | sed 's/+cpu$$//' >> constraints.txt
 
 clean:
-	rm -rf $(VENV) $(SKYRL) site build dist .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(SKYRL) site build dist .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.pip: constraints.txt
@@ -90,6 +116,14 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.release: $(VENV)/.pip pyproject.toml
 	$(INSTALL) --group build --group release
+	touch $@
+
+$(LOWEST)/.ready: constraints-lowest.txt pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST_INSTALL) --upgrade pip
+	$(LOWEST_INSTALL) torch
+	$(LOWEST_INSTALL) --group build --group test-lowest
+	$(LOWEST_INSTALL) --no-build-isolation --editable ".[torch,jax,process,state]"
 	touch $@
 
 $(SKYRL)/.ready: tests/skyrl/constraints.txt pyproject.toml

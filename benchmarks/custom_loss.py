@@ -1,73 +1,190 @@
-"""A custom loss on the client's side: 256 sequences of 512 tokens, and five regularizers with and without norms."""
+"""`forward_backward_custom` on a local model: what regularizers and their norms add, and the client to a plain loop.
 
-from concurrent.futures import Future
+The model's step takes tens of milliseconds, so that what is added can be seen.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import penalties as pn
-from penalties.training import Datum, ForwardBackwardOutput, ModelInput, TensorData, forward_backward_custom
+from penalties.training import AdamParams, Datum, LocalTrainingClient, ModelInput, forward_backward_custom
 
-from .harness import Row, compare
+from .harness import FIXED_ALLOCATOR, Row, compare, in_process
 
-_SEQUENCES, _TOKENS = 256, 512
+ADAM = AdamParams(learning_rate=1e-4)
+VOCABULARY = 2048
+# Sequences of many lengths, as data are.
+LENGTHS = (64, 33, 48, 57, 21, 64, 40, 12)
 
-REGULARIZERS = [
-    pn.Term("kl_estimate", 0.1, inputs=("logprobs", "teacher")),
-    pn.Term("entropy_estimate", 0.01, inputs="logprobs"),
-    pn.Term("l2", 1e-3, inputs="logprobs"),
-    pn.Term("smooth_l1", 1e-3, inputs="logprobs"),
-    pn.Term("consistency", 0.1, inputs=("logprobs", "teacher")),
+
+def likelihood(data: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    return -torch.cat(list(logprobs)).sum(), {}
+
+
+def certainty(flat_logprobs: Tensor) -> Tensor:
+    """An own term: by how much tokens are likelier than 50 %."""
+    return (flat_logprobs.exp() - 0.5).clamp(min=0).square().sum()
+
+
+ONE = {
+    "one built-in": [pn.Term(pn.kl_estimate, 0.1, inputs=("logprobs", "teacher"))],
+    "one own": [pn.Term(certainty, 0.1)],
+}
+FIVE = [
+    *ONE["one built-in"],
+    *ONE["one own"],
+    pn.Term(pn.entropy_estimate, 0.01, inputs="logprobs"),
+    pn.Term(pn.l2, 1e-3, inputs="logprobs"),
+    pn.Term(pn.consistency, 0.1, inputs=("logprobs", "teacher")),
 ]
 
 
-class Answered:
-    """A client whose server has answered already: what remains is our own work."""
-
-    def __init__(self, logprobs: list[Any]) -> None:
-        self.output = ForwardBackwardOutput("Answered", [{"logprobs": TensorData(one)} for one in logprobs])
-
-    def forward(self, data: Any, loss_fn: str) -> "Future[Any]":
-        return self._done()
-
-    def forward_backward(self, data: Any, loss_fn: str) -> "Future[Any]":
-        return self._done()
-
-    def _done(self) -> "Future[Any]":
-        found: Future[Any] = Future()
-        found.set_result(self.output)
-        return found
-
-
-def summed(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    return -torch.cat(logprobs).sum(), {}
-
-
 def run(scale: float) -> list[Row]:
-    generator = np.random.default_rng(0)
-    shape = (_SEQUENCES, _TOKENS)
-    logprobs = list(-generator.exponential(2.0, shape).astype(np.float32))
-    teacher = list(-generator.exponential(2.0, shape).astype(np.float32))
-    tokens = generator.integers(0, 1000, shape)
-    data = [Datum(ModelInput.from_ints(row.tolist()), {"target_tokens": row}) for row in tokens]
-    client = Answered(logprobs)
+    return in_process("benchmarks.custom_loss:rows", scale, FIXED_ALLOCATOR)
 
-    def step(track: bool) -> Any:
-        return forward_backward_custom(
-            client, data, summed, regularizers=REGULARIZERS, references={"teacher": teacher}, track_grad_norms=track
-        ).result()
 
-    with_norms = step(True).metrics
-    assert {"kl_estimate_grad_norm", "total_grad_norm"} <= set(with_norms)
-    return [
-        compare(
+def rows(scale: float) -> list[Row]:
+    data = _data()
+    with tempfile.TemporaryDirectory() as folder:
+        _save_model(Path(folder))
+        return [*_regularizers(Path(folder), data, scale), *_against_a_loop(Path(folder), data, scale)]
+
+
+def _regularizers(folder: Path, data: list[Datum], scale: float) -> Iterator[Row]:
+    teacher = [np.full(length, -2.0, np.float32) for length in LENGTHS]
+    with LocalTrainingClient(folder, device="cpu") as client:
+
+        def call(terms: Sequence[pn.Term] = (), *, norms: bool = False) -> Any:
+            references = {"teacher": teacher}
+            passed = forward_backward_custom(
+                client, data, likelihood, regularizers=terms, references=references, track_grad_norms=norms
+            )
+            return passed.result().metrics
+
+        for name, terms in ONE.items():
+            yield compare(
+                f"{name} regularizer, of a call",
+                call,
+                lambda terms=terms: call(terms),
+                seconds=20.0 * scale,
+                unit="ms",
+                most_ratio=1.05,
+            )
+        assert {"kl_estimate_grad_norm", "total_grad_norm"} <= set(call(FIVE, norms=True))
+        yield compare(
             "five regularizers, with norms",
-            lambda: step(False),
-            lambda: step(True),
-            seconds=10.0 * scale,
+            lambda: call(FIVE),
+            lambda: call(FIVE, norms=True),
+            seconds=20.0 * scale,
             unit="ms",
-            most=50.0,
             most_ratio=1.3,
         )
-    ]
+
+
+def _against_a_loop(folder: Path, data: list[Datum], scale: float) -> Iterator[Row]:
+    """A step of the client, against the same model trained by a loop of transformers and peft."""
+
+    def named(client: LocalTrainingClient) -> float:
+        passed = client.forward_backward(data, "cross_entropy")
+        client.optim_step(ADAM).result()
+        return passed.result().metrics["loss:sum"]
+
+    def custom(client: LocalTrainingClient) -> float:
+        passed = forward_backward_custom(client, data, surprise)
+        client.optim_step(ADAM).result()
+        return passed.result().metrics["total"]
+
+    def surprise(data: Any, logprobs: Sequence[Tensor]) -> Tensor:
+        return _surprise(torch.cat(list(logprobs)))
+
+    cases: tuple[tuple[str, Callable[[Any], float], Callable[[Loop], Tensor]], ...] = (
+        ("a step, cross_entropy", named, lambda loop: (loop.nll() * loop.weights).sum()),
+        ("a step, own loss", custom, lambda loop: _surprise(-loop.nll()[loop.mask.bool()])),
+    )
+    for case, step, loss in cases:
+        # A model for each case and side, so that both are equally far in their training when they are compared.
+        loop = Loop(folder, data)
+        with LocalTrainingClient(folder, device="cpu") as client:
+            for _ in range(3):
+                np.testing.assert_allclose(step(client), loop.step(loss(loop)), rtol=1e-4)
+            yield compare(
+                case,
+                lambda loop=loop, loss=loss: loop.step(loss(loop)),
+                lambda client=client, step=step: step(client),
+                seconds=20.0 * scale,
+                unit="ms",
+                most_ratio=1.05,
+            )
+
+
+def _surprise(logprobs: Tensor) -> Tensor:
+    """A loss that is not linear in the log-probabilities."""
+    return (logprobs.exp() - 0.5).square().sum() - 0.1 * logprobs.sum()
+
+
+class Loop:
+    """What a user writes without a client: the model, the optimizer, and a batch that was padded beforehand."""
+
+    def __init__(self, folder: Path, data: Sequence[Datum]) -> None:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        torch.manual_seed(0)
+        self.model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).eval()
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(parameters, ADAM.learning_rate, (0.9, 0.95), 1e-12, 0.0, fused=True)
+        shape = (len(data), max(LENGTHS))
+        self.tokens, self.targets = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+        self.mask, self.weights = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
+        for row, datum in enumerate(data):
+            length = datum.model_input.length
+            self.tokens[row, :length] = torch.tensor(datum.model_input.to_ints())
+            self.targets[row, :length] = torch.as_tensor(datum.loss_fn_inputs["target_tokens"].to_numpy())
+            self.weights[row, :length] = torch.as_tensor(datum.loss_fn_inputs["weights"].to_numpy())
+            self.mask[row, :length] = 1
+
+    def nll(self) -> Tensor:
+        logits = self.model(input_ids=self.tokens, attention_mask=self.mask, use_cache=False).logits
+        return cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none").view(self.targets.shape)
+
+    def step(self, loss: Tensor) -> float:
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        # Nobody trains without looking at it.
+        return loss.item()
+
+
+def _data() -> list[Datum]:
+    generator = np.random.default_rng(0)
+    data: list[Datum] = []
+    for length in LENGTHS:
+        tokens = generator.integers(0, VOCABULARY, length + 1)
+        weights = (np.arange(length) >= length // 3).astype(np.float32)
+        data.append(Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights}))
+    return data
+
+
+def _save_model(folder: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        tie_word_embeddings=False,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)

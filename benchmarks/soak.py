@@ -1,10 +1,10 @@
-"""Hours of training with terms everywhere, some of which fail: `python -m benchmarks.soak [--minutes 60]`.
+"""Hours of training with terms in threads, processes and coroutines, some of which fail.
 
-Not part of `python -m benchmarks`: it takes an hour. Memory, descriptors, threads and blocks of shared memory are to be
-at the end what they were after the first quarter.
+`python -m benchmarks.soak [--minutes 60]` is not part of `python -m benchmarks`; the slow tests run two minutes of it.
+Memory, descriptors, threads and processes must be at the end what they were after the first quarter.
 
-Two executors take turns: a rough one, whose workers are killed every few seconds, and a calm one, whose workers live as
-long as the caller: what leaks in a worker shows there, what leaks with a worker shows in the caller.
+Two executors take turns. The workers of the rough one are killed every few seconds, those of the calm one live as long
+as the caller: a leak inside a worker shows there, a leak for each worker shows in the caller.
 """
 
 import argparse
@@ -26,17 +26,17 @@ import torch
 
 import penalties as pn
 
-from .harness import table
+from .harness import print_table
 
 MOST_GROWTH = 0.02
 """Of resident memory, of the caller and of its workers together."""
 MOST_MORE = 2
-"""Descriptors, threads, processes and blocks."""
+"""Descriptors, threads and processes."""
 
 _SAMPLES = 80
 
 _SIZES = (100, 20_000, 200_000)
-"""Elements, about: batches are never of one size. The larger ones go to processes through shared memory."""
+"""Elements, about: batches are never of one size. The larger ones go to processes through a mapped file."""
 
 
 def squares(x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ FAULTS = [
     pn.Term(tarries, name="is late in a thread", runs="thread", on_error="skip", timeout=0.1),
     pn.Term(waits, name="waits", on_error="skip", timeout=0.05),
 ]
-"""Those that cost no worker its life."""
+"""Those that no worker dies of."""
 DEADLY = [
     pn.Term(dies, name="dies", runs="process", on_error="skip"),
     pn.Term(hangs, name="hangs", runs="process", on_error="skip", timeout=0.2),
@@ -103,14 +103,14 @@ DEADLY = [
 
 
 def trim(x: torch.Tensor) -> torch.Tensor:
-    """Give free memory back: arrays of changing size leave holes, which the allocator keeps for the next ones."""
+    """Return free memory to the system: arrays of changing size leave holes, which the allocator keeps."""
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
-    # So long that every worker has one of them.
+    # Long enough that every worker gets one of them.
     time.sleep(0.02)
     return x.sum()
 
 
-TRIMS = pn.Pipeline([pn.Term(trim, name=f"trim {place}", runs="process") for place in range(2)])
+TRIMS = pn.Pipeline([pn.Term(trim, name=f"trim {worker}", runs="process") for worker in range(2)])
 
 
 def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
@@ -120,8 +120,7 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
     trim(torch.ones(1))
     process = psutil.Process()
     below = process.children(recursive=True)
-    places: list[Any] = [executor.pool(HEALTHY[2]) for executor in executors]
-    # Below the caller are the servers and Python's tracker of resources; below those, the workers.
+    # The caller's own children serve the pools; the workers are theirs.
     workers = [child.memory_info().rss for child in below if child.ppid() != process.pid]
     return {
         "caller, MB": process.memory_info().rss / 1e6,
@@ -129,7 +128,6 @@ def held(executors: Sequence[pn.Executor]) -> dict[str, float]:
         "descriptors": process.num_fds(),
         "threads": threading.active_count(),
         "processes": len(below),
-        "blocks": sum(len(place.blocks) for place in places),
     }
 
 
@@ -151,7 +149,7 @@ def _same(found: Any, expected: Any, about: str) -> None:
 
 
 def soak(seconds: float, seed: int = 0) -> tuple[int, list[dict[str, float]]]:
-    """How many steps were made, and what was held at a hundred moments."""
+    """The number of steps, and what was held at moments during them."""
     drawn = random.Random(seed)
     torch.manual_seed(seed)
     samples: list[dict[str, float]] = []
@@ -215,7 +213,7 @@ def main() -> int:
         for key, (early, late) in growth(samples).items()
     ]
     print(f"{steps} steps in {arguments.minutes:g} minutes")
-    table(["held", "second quarter", "last quarter", "growth"], rows)
+    print_table(["held", "second quarter", "last quarter", "growth"], rows)
     over = grown(samples)
     for line in over:
         print(f"grown: {line}")
