@@ -40,7 +40,7 @@ test-slow: $(VENV)/.dev
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage combine --keep --quiet .coverage.test .coverage.test-slow
-	$(BIN)/coverage report
+	$(BIN)/coverage report --fail-under=95
 
 # The lowest versions that pyproject.toml allows, in an environment of its own: mathematics, pipelines and executors.
 test-lowest: $(LOWEST)/.ready

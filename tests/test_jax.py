@@ -9,6 +9,7 @@ import pytest
 from jax.test_util import check_grads
 
 import penalties as pn
+from penalties.backends import double_precision
 from tests.libraries import JAX, LIBRARIES
 
 pytestmark = pytest.mark.skipif(JAX not in LIBRARIES, reason="JAX was not chosen")
@@ -90,7 +91,7 @@ def test_a_stateless_batch_norm_inside_a_gradient_penalty() -> None:
 
 
 def test_default_precision_stays_float32() -> None:
-    with jax.enable_x64(False):
+    with double_precision(False):
         x = jnp.asarray([[1.0, 2.0], [0.5, -1.0]])
         mask = jnp.asarray([True, False])
         for value in (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import penalties as pn
+from penalties.backends import double_precision
 from penalties.pipeline.catalogue import BUILT_IN
 
 PLACES = ("thread", "process", "async")
@@ -234,7 +235,7 @@ def test_dtypes_survive(executor: pn.Executor, place: Any, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("place", PLACES)
 def test_sixty_four_bits_of_jax_survive(executor: pn.Executor, place: Any) -> None:
-    with jax.enable_x64(True):
+    with double_precision(True):
         x = jnp.array([1.0 + 1e-12])
         assert x.dtype == jnp.float64
         out = executor.run(pn.Pipeline([pn.Term("l1", runs=place)]), x, wrt="input")

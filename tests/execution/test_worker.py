@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import penalties as pn
-from penalties.backends import owner
+from penalties.backends import double_precision, owner
 from penalties.execution import blocks, native, worker
 from penalties.execution.blocks import LARGE, Blocks, Outlet, Views, aligned, lay, read
 from penalties.execution.bodies import Bodies
@@ -92,10 +92,10 @@ def test_libraries_have_the_callers_settings(shared: Blocks) -> None:
     assert torch.get_default_dtype() == torch.float64
     serve(request(shared, pn.Term("l1"), {"x": torch.ones(2)}))
     assert torch.get_default_dtype() == torch.float32
-    with jax.enable_x64(True):
+    with double_precision(True):
         asked = request(shared, pn.Term("l1"), {"x": jnp.ones(2)}, settings={"jax": True})
     found = serve(asked)
-    with jax.enable_x64(True):
+    with double_precision(True):
         assert evaluation(found).value.dtype == jnp.float64
 
 

@@ -4,7 +4,8 @@
 `backend_of` finds the one that owns the arrays of a call, and imports nothing that the caller has not loaded.
 """
 
+from .precision import double_precision
 from .protocol import Backend, Slope
 from .resolve import backend_of, no_array, owner, two_libraries
 
-__all__ = ["Backend", "Slope", "backend_of", "no_array", "owner", "two_libraries"]
+__all__ = ["Backend", "Slope", "backend_of", "double_precision", "no_array", "owner", "two_libraries"]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
+from ..backends import double_precision
+
 __all__ = ["Modes"]
 
 _AUTOCAST: Final = ("cpu", "cuda")
@@ -35,7 +37,7 @@ class Modes:
             if default is not None:
                 self._entering.append(lambda: jax.default_device(default))
             wide = jax.config.jax_enable_x64
-            self._entering.append(lambda: jax.enable_x64(wide))
+            self._entering.append(lambda: double_precision(wide))
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Call in these modes, in a thread of our own: the next term there sets its own."""

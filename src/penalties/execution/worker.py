@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..backends import double_precision
 from ..errors import PenaltiesError, TermError, said
 from ..pipeline.awaitables import waiting
 from ..pipeline.term import Term
@@ -283,10 +284,7 @@ def applied(settings: Mapping[str, Any]) -> Generator[None]:
 
             torch.set_default_dtype(getattr(torch, settings["torch"]))
         if "jax" in settings:
-            import jax
-
-            module: Any = jax
-            stack.enter_context(module.enable_x64(settings["jax"]))
+            stack.enter_context(double_precision(settings["jax"]))
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..backends import Backend, owner
+from ..backends import Backend, double_precision, owner
 from ..errors import BackendError, InputError, OptionError
 from ..functional.nests import Flat, flatten
 from ..pipeline import Evaluation
@@ -148,9 +148,7 @@ class Sample:
         """Where float64 exists: JAX has to be told."""
         if self.library != "JAX":
             return contextlib.nullcontext()
-        import jax
-
-        return jax.enable_x64(True)
+        return double_precision(True)
 
 
 def number(evaluation: Evaluation) -> float:
