@@ -10,7 +10,7 @@ SKYRL_INSTALL := $(SKYRL)/bin/pip install --quiet --constraint tests/skyrl/const
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/test_bad_input.py tests/test_edges.py tests/test_finite.py tests/test_golden.py \
 	tests/test_gradients.py tests/test_jax.py tests/test_parity.py tests/test_precision.py tests/test_properties.py \
-	tests/test_torch.py tests/pipeline tests/execution
+	tests/test_torch.py tests/pipeline tests/execution --ignore=tests/execution/test_examples_elsewhere.py
 WORKERS ?= 2
 
 # A worker per core already; more threads would only fight.

@@ -9,11 +9,9 @@ __all__ = ["double_precision"]
 def double_precision(enabled: bool) -> AbstractContextManager[Any]:
     """JAX's 64-bit types, on or off inside a `with` block."""
     import jax
+    import jax.experimental
 
-    jax_: Any = jax
-    if hasattr(jax_, "enable_x64"):
-        return jax_.enable_x64(enabled)
-    # Before JAX 0.8.
-    from jax import experimental
-
-    return experimental.enable_x64(enabled)
+    home: Any = jax
+    if not hasattr(home, "enable_x64"):
+        home = jax.experimental  # before JAX 0.8
+    return home.enable_x64(enabled)
