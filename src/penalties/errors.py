@@ -1,5 +1,7 @@
 """The errors this library raises; every one derives from `PenaltiesError`."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any, Final
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "TermError",
     "TermTimeoutError",
     "WorkerLostError",
+    "did_you_mean",
     "said",
 ]
 
@@ -231,3 +234,13 @@ def said(error: BaseException) -> str:
     except Exception:
         return type(error).__name__
     return f"{type(error).__name__}: {message}"
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The end of a message about a word that is not known: the nearest one that is, or nothing.
+
+    >>> did_you_mean("reducton", ["reduction", "clip"])
+    '; did you mean reduction?'
+    """
+    near = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

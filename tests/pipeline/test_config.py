@@ -17,6 +17,10 @@ def fit(prediction: Any, target: Any) -> Any:
     return ((prediction - target) ** 2).mean()
 
 
+def together(first: Any, *others: Any) -> Any:
+    return first.sum() + sum(other.sum() for other in others)
+
+
 class Holder:
     @staticmethod
     def nested(x: Any) -> Any:
@@ -42,6 +46,13 @@ PIPELINES = {
     "wrapped": pn.Pipeline(
         [pn.EMA(pn.Normalized(pn.Term(own, inputs="h", options={"factor": 3.0}), decay=0.5)).with_weight(0.7)]
     ),
+    "scheduled": pn.Pipeline(
+        [
+            pn.Term(pn.l1, pn.schedules.warmup(0.05, 20)),
+            pn.EMA(pn.Term(pn.l2, pn.schedules.piecewise({0: 0.0, 9: 1.0}))),
+        ]
+    ),
+    "further inputs": pn.Pipeline([pn.Term(together, inputs=("a", "b", "c"))]),
     "empty": pn.Pipeline(),
 }
 
@@ -71,7 +82,6 @@ def test_reads_as_written() -> None:
     ]
     assert PIPELINES["base"].to_config()[0] == {
         "fn": "tests.pipeline.test_config:fit",
-        "inputs": {"prediction": "prediction", "target": "target"},
         "base": True,
     }
 
@@ -94,9 +104,36 @@ def test_it_runs() -> None:
     assert pn.Pipeline.from_config(config)(np.array([1.0, 2.0])).metrics()["total"] == 7.5
 
 
+class TestSchedules:
+    def test_the_weight_of_the_table_is_that_of_the_term(self) -> None:
+        config = [{"fn": "l1", "weight": 0.05, "schedule": {"kind": "warmup", "steps": 20}}]
+        pipeline = pn.Pipeline.from_config(config)
+        assert pipeline["l1"].weight == pn.schedules.warmup(0.05, 20)
+        assert pipeline.to_config() == [{"fn": "l1", "schedule": {"kind": "warmup", "value": 0.05, "steps": 20}}]
+        assert pipeline(np.array([2.0]), step=10).metrics()["total"] == 0.05
+
+    @pytest.mark.parametrize(
+        ("schedule", "message"),
+        [
+            ({"kind": "warmpu", "steps": 3}, r"term 1: schedule: kind=.*did you mean warmup\?"),
+            ({"kind": "warmup", "stpes": 3}, r"term 1: schedule: stpes=3.*did you mean steps\?"),
+            ({"kind": "linear"}, "term 1: schedule: steps=None; expected a value"),
+            ({"kind": "warmup", "steps": -1}, "term 1: schedule: steps=-1; expected a whole number"),
+            ("warmup", "term 1: schedule: table=.*such as"),
+        ],
+    )
+    def test_wrong(self, schedule: Any, message: str) -> None:
+        with pytest.raises(pn.OptionError, match=message):
+            pn.Pipeline.from_config([{"fn": "l1", "schedule": schedule}])
+
+    def test_a_schedule_of_your_own_cannot_be_saved(self) -> None:
+        with pytest.raises(pn.OptionError, match="l1: weight=.*a schedule of penalties.schedules"):
+            pn.Pipeline([pn.Term(pn.l1, weight=lambda step: 0.1 * step)]).to_config()
+
+
 @pytest.mark.parametrize("fn", [lambda x: x.sum(), Holder().method, type("Made", (), {"__call__": own})()])
 def test_functions_without_a_path(fn: Any) -> None:
-    with pytest.raises(pn.OptionError, match="a function with a path to import it by"):
+    with pytest.raises(pn.OptionError, match="a function that can be imported by its path"):
         pn.Pipeline([pn.Term(fn, name="term")]).to_config()
 
 
@@ -105,10 +142,10 @@ def test_a_function_that_its_path_no_longer_leads_to() -> None:
         return x.sum()
 
     shadow.__qualname__ = "own"
-    with pytest.raises(pn.OptionError, match="a function with a path"):
+    with pytest.raises(pn.OptionError, match="imported by its path"):
         pn.Pipeline([pn.Term(shadow)]).to_config()
     shadow.__qualname__ = "gone"
-    with pytest.raises(pn.OptionError, match="a function with a path"):
+    with pytest.raises(pn.OptionError, match="imported by its path"):
         pn.Pipeline([pn.Term(shadow)]).to_config()
 
 
@@ -123,7 +160,7 @@ def test_a_function_that_its_path_no_longer_leads_to() -> None:
         ([{"fn": "l1", "zzz": 1.0}], "from_config: term 1: zzz=1.0; expected only the keys fn, weight"),
         ([{"fn": "l4"}], 'Term: fn="l4"; expected one of'),
         ([{"fn": "l1", "base": True}, {"fn": "l2", "base": True}], "at most one base loss"),
-        ([{"fn": "l1", "wrap": "ema"}], "term 1: wrap=.*a list, as"),
+        ([{"fn": "l1", "wrap": "ema"}], "term 1: wrap=.*a list, such as"),
         ([{"fn": "l1", "wrap": [{"kind": "median"}]}], "wrap=.*a dict with a kind: ema or normalized"),
         ([{"fn": "l1", "wrap": ["ema"]}], "wrap=.*a dict with a kind"),
         ([{"fn": "l1", "wrap": [{"kind": "ema", "dekay": 1}]}], "wrap: dekay=1; expected only the keys kind and decay"),

@@ -17,6 +17,10 @@ def counted(x: Any, state: Any) -> Any:
     return pn.Evaluation(count * x.sum(), state={"count": count, "last": x.sum()}, metrics={"count": count})
 
 
+def minus(a: Any, b: Any) -> Any:
+    return (a - b).sum()
+
+
 def run(library: Any, pipeline: pn.Pipeline, *values: float) -> list[float]:
     state, totals = None, []
     for step, value in enumerate(values):
@@ -75,9 +79,51 @@ class TestWrapping:
         def stepped(logprobs: Any, mask: Any = None, step: Any = None) -> Any:
             return (logprobs * mask).sum() * step
 
-        term = pn.EMA(pn.Term(stepped, inputs={"logprobs": "lp", "mask": "keep"}))
-        out = pn.Pipeline([term])(lp=library.array([1.0, 2.0]), keep=library.array([0.0, 1.0]), step=3)
+        term = pn.EMA(pn.Term(stepped, inputs={"logprobs": "lp", "mask": "kept"}))
+        out = pn.Pipeline([term])(lp=library.array([1.0, 2.0]), kept=library.array([0.0, 1.0]), step=3)
         assert out.read().total == 6.0
+
+    def test_renaming_its_inputs_renames_those_of_the_term_inside(self, library: Any) -> None:
+        term = pn.EMA(pn.Normalized(pn.Term(minus, inputs=("a", "b")), decay=0.5), decay=0.5)
+        swapped = term.replace(inputs={"a": "b", "b": "a"})
+        a, b = library.array([3.0]), library.array([1.0])
+        assert pn.Pipeline([term])(a=a, b=b).read().total == 1.0
+        assert pn.Pipeline([swapped])(a=a, b=b).read().total == -1.0
+        assert swapped == pn.EMA(pn.Normalized(pn.Term(minus, inputs=("b", "a")), decay=0.5), decay=0.5)
+
+    def test_a_mask_can_be_mapped_afterwards(self, library: Any) -> None:
+        term = pn.EMA(pn.Term(pn.kl_estimate)).replace(inputs={"logprobs": "p", "reference": "q", "mask": "m"})
+        p, q, m = library.array([-1.0, -2.0]), library.array([-2.0, -2.0]), library.array([0.0, 1.0])
+        assert pn.Pipeline([term])(p=p, q=q, m=m).read().total == 0.0
+
+    def test_options_can_be_changed_afterwards(self, library: Any) -> None:
+        term = pn.EMA(pn.Term(pn.l1)).replace(options={"reduction": "mean"})
+        assert term == pn.EMA(pn.Term(pn.l1, options={"reduction": "mean"}))
+        pipeline = pn.Pipeline([term]).with_options({"l1": {"reduction": "sum"}})
+        assert pipeline(library.array([1.0, 2.0])).read().total == 3.0
+        with pytest.raises(pn.OptionError, match=r"reducton=.*did you mean reduction\?"):
+            term.replace(options={"reducton": "mean"})
+
+    def test_further_inputs(self, library: Any) -> None:
+        def together(first: Any, *others: Any) -> Any:
+            return first.sum() - sum(other.sum() for other in others)
+
+        term = pn.EMA(pn.Term(together, inputs=("a", "b", "c")))
+        out = pn.Pipeline([term])(a=library.array([5.0]), b=library.array([1.0]), c=library.array([2.0]))
+        assert out.read().total == 2.0
+
+    def test_the_gradient_that_a_term_brought_follows_the_names(self) -> None:
+        def brought(x: Any) -> Any:
+            return pn.Evaluation(float(x.sum()), gradient={"x": np.ones_like(x)})
+
+        out = pn.Pipeline([pn.EMA(pn.Term(brought)).replace(inputs="h")]).value_and_grad(h=np.array([3.0]), wrt="h")
+        assert out.gradient["h"].tolist() == [1.0]
+
+    def test_chunks_are_those_of_the_term_inside(self, library: Any) -> None:
+        x = library.array([[1.0], [2.0], [3.0]])
+        assert pn.Pipeline([pn.EMA(pn.Term(pn.l1, chunk=2))])(x).read().total == 6.0
+        with pytest.raises(pn.OptionError, match="give chunk= to the term inside"):
+            pn.EMA(pn.Term(pn.l1)).replace(chunk=2)
 
     def test_metrics_pass_through(self, library: Any) -> None:
         out = pn.Pipeline([pn.EMA(pn.Term(counted))])(library.array([2.0]))
@@ -87,7 +133,7 @@ class TestWrapping:
         term = pn.EMA(pn.Term(pn.l1), decay=0.5)
         assert repr(term) == "Term(EMA(l1, decay=0.5), weight=1.0)"
         renamed = pn.Normalized(pn.EMA(pn.Term(pn.l1, 0.5, "size", "h"), decay=0.5), decay=0.25)
-        assert repr(renamed) == "Term(Normalized(EMA(size, decay=0.5), decay=0.25), weight=0.5, inputs={'*0': 'h'})"
+        assert repr(renamed) == "Term(Normalized(EMA(size, decay=0.5), decay=0.25), weight=0.5, inputs={'x': 'h'})"
         table = repr(pn.Pipeline([pn.EMA(pn.Term(pn.l1, every=2, options={"reduction": "mean"}))]))
         assert table.splitlines()[-1].split("  ")[-1].strip() == "reduction=mean, EMA 0.9, every 2"
         assert term == pn.EMA(pn.Term(pn.l1), decay=0.5)

@@ -126,9 +126,9 @@ class TestInputs:
         assert total(term, p=library.array([1.0, 2.0]), q=library.array([3.0, 4.0])) == 11.0
 
     def test_a_default_may_be_an_input_by_a_mapping(self, library: Any) -> None:
-        term = pn.Term(pn.kl_estimate, inputs={"logprobs": "lp", "reference": "ref", "mask": "keep"})
+        term = pn.Term(pn.kl_estimate, inputs={"logprobs": "lp", "reference": "ref", "mask": "kept"})
         lp, ref = library.array([-1.0, -2.0]), library.array([-2.0, -2.0])
-        masked = total(term, lp=lp, ref=ref, keep=library.array([0.0, 1.0]))
+        masked = total(term, lp=lp, ref=ref, kept=library.array([0.0, 1.0]))
         assert masked == 0.0
 
     def test_keyword_only_parameters(self, library: Any) -> None:
@@ -150,7 +150,7 @@ class TestInputs:
     def test_same_input_twice(self, library: Any) -> None:
         assert total(pn.Term(pair, inputs=("x", "x")), x=library.array([2.0])) == 4.0
 
-    @pytest.mark.parametrize("name", ["weights", "wrt", "cosines", "step", "state"])
+    @pytest.mark.parametrize("name", ["weights", "wrt", "cosines", "keep", "step", "state"])
     def test_arguments_of_the_call_name_no_input(self, name: str) -> None:
         with pytest.raises(pn.OptionError, match="arguments of the call: rename it"):
             pn.Term(pn.l1, inputs=name)

@@ -1,13 +1,12 @@
 """Functions by name: the penalties that ship here, and dotted paths to a user's own."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
 from .. import functional
-from ..errors import OptionError
+from ..errors import OptionError, did_you_mean
 from ..functional.penalty import facts_of
 
 __all__ = ["BUILT_IN", "DRAWING", "OVER_CLASSES", "SEPARABLE", "TRIABLE", "find", "path_of"]
@@ -30,8 +29,7 @@ def find(name: str) -> Any:
         return BUILT_IN[name]
     module_name, colon, path = name.partition(":")
     if not colon:
-        near = difflib.get_close_matches(name, BUILT_IN, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(name, BUILT_IN)
         raise OptionError("Term", "fn", name, f'one of {", ".join(BUILT_IN)}, or "package.module:function"{hint}')
     try:
         found: Any = importlib.import_module(module_name)

@@ -1,11 +1,11 @@
 """Pipelines as lists of dicts, and back."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from ..backends import owner
-from ..errors import OptionError
+from ..errors import OptionError, did_you_mean
+from . import schedules
 from .catalogue import path_of
 from .kinds import is_mapping, is_row
 from .state import WRAPPERS, Wrapper
@@ -13,7 +13,7 @@ from .term import ARGUMENTS, Term, same
 
 __all__ = ["config_of", "pipeline_of"]
 
-_KEYS: Final = (*ARGUMENTS, "base", "wrap")
+_KEYS: Final = (*ARGUMENTS, "schedule", "base", "wrap")
 
 
 def pipeline_of(config: Sequence[Mapping[str, Any]]) -> tuple[list[Term], Term | None]:
@@ -23,50 +23,60 @@ def pipeline_of(config: Sequence[Mapping[str, Any]]) -> tuple[list[Term], Term |
     terms: list[Term] = []
     base: Term | None = None
     for index, entry in enumerate(config):
-        place = f"from_config: term {index + 1}"
-        if not isinstance(cast("object", entry), Mapping):
-            raise OptionError(place, "entry", entry, "a dict with the arguments of a term")
-        for key in entry:
-            if key not in _KEYS:
-                near = difflib.get_close_matches(key, _KEYS, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise OptionError(place, key, entry[key], f"only the keys {', '.join(_KEYS)}{hint}")
-        if "fn" not in entry:
-            raise OptionError(place, "fn", None, "the name of a penalty or a dotted path")
-        arguments = {key: value for key, value in entry.items() if key not in ("base", "wrap")}
-        is_base = bool(entry.get("base", False))
-        if is_base:
-            arguments.setdefault("name", "base")
-        term = _wrapped(place, Term(**arguments), entry.get("wrap", ()))
-        if not is_base:
+        where = f"from_config: term {index + 1}"
+        term = _term(where, entry)
+        if not entry.get("base", False):
             terms.append(term)
         elif base is not None:
-            raise OptionError(place, "base", True, "at most one base loss")
+            raise OptionError(where, "base", True, "at most one base loss")
         else:
             base = term
     return terms, base
 
 
-def _wrapped(place: str, term: Term, around: Any) -> Term:
+def _term(where: str, entry: Mapping[str, Any]) -> Term:
+    if not isinstance(cast("object", entry), Mapping):
+        raise OptionError(where, "entry", entry, "a dict with the arguments of a term")
+    for key in entry:
+        if key not in _KEYS:
+            raise OptionError(where, key, entry[key], f"only the keys {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}")
+    if "fn" not in entry:
+        raise OptionError(where, "fn", None, "the name of a penalty or a dotted path")
+    arguments = {key: value for key, value in entry.items() if key in ARGUMENTS}
+    if entry.get("base", False):
+        arguments.setdefault("name", "base")
+    if entry.get("schedule") is not None:
+        arguments["weight"] = _scheduled(where, entry)
+    return _wrapped(where, Term(**arguments), entry.get("wrap", ()))
+
+
+def _scheduled(where: str, entry: Mapping[str, Any]) -> schedules.Schedule:
+    try:
+        return schedules.from_config(entry["schedule"], entry.get("weight", 1.0))
+    except OptionError as error:
+        raise OptionError(f"{where}: schedule", error.option, error.value, error.expected) from None
+
+
+def _wrapped(where: str, term: Term, around: Any) -> Term:
     if not is_row(around):
-        raise OptionError(place, "wrap", around, 'a list, as [{"kind": "ema", "decay": 0.9}]')
+        raise OptionError(where, "wrap", around, 'a list, such as [{"kind": "ema", "decay": 0.9}]')
     for layer in around:
         if not is_mapping(layer) or layer.get("kind") not in WRAPPERS:
-            raise OptionError(place, "wrap", layer, f"a dict with a kind: {' or '.join(WRAPPERS)}")
+            raise OptionError(where, "wrap", layer, f"a dict with a kind: {' or '.join(WRAPPERS)}")
         for key in layer:
             if key not in ("kind", "decay"):
-                raise OptionError(place, f"wrap: {key}", layer[key], "only the keys kind and decay")
+                raise OptionError(where, f"wrap: {key}", layer[key], "only the keys kind and decay")
         term = WRAPPERS[layer["kind"]](term, **{key: value for key, value in layer.items() if key != "kind"})
     return term
 
 
 def config_of(terms: Sequence[Term], base: Term | None) -> list[dict[str, Any]]:
     """The configuration that makes these terms."""
-    first = [] if base is None else [{**_entry(base), "base": True}]
+    first = [] if base is None else [{**_entry(base, base=True), "base": True}]
     return [*first, *[_entry(term) for term in terms]]
 
 
-def _entry(term: Term) -> dict[str, Any]:
+def _entry(term: Term, *, base: bool = False) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     inner = term
     while isinstance(inner.fn, Wrapper):
@@ -74,22 +84,29 @@ def _entry(term: Term) -> dict[str, Any]:
         inner = inner.fn.term
     path = inner.path or path_of(inner.fn)
     if path is None:
-        raise OptionError(term.name, "fn", inner.fn, "a function with a path to import it by: no lambda, no object")
-    # What the term around it says counts: it can have been given another weight since.
-    arguments: dict[str, Any] = inner.arguments()
-    arguments |= {key: getattr(term, key) for key in ARGUMENTS if key not in _INNER}
-    plain = Term(path) if inner.name != "base_loss" else None
+        expected = "a function that can be imported by its path; a lambda, a method or an object cannot be saved"
+        raise OptionError(term.name, "fn", inner.fn, expected)
+    arguments = {**term.arguments(), "chunk": inner.chunk}
+    usual = Term(path, name="base" if base else None)
     entry: dict[str, Any] = {"fn": path}
     for key, default in ARGUMENTS.items():
         value = arguments[key]
-        if key == "fn" or same(value, default) or (key == "name" and (plain is None or value == plain.name)):
+        if key == "fn" or same(value, default) or (key == "name" and (base or value == usual.name)):
             continue
-        if key == "inputs" and plain is not None and same(value, plain.inputs):
+        if key == "inputs" and same(value, dict(usual.inputs)):
             continue
-        if key == "weight" and (ops := owner(value)) is not None:
-            value = float(ops.read([value])[0])
+        if key == "weight":
+            key, value = _weight(term, value)
         entry[key] = value
     return {**entry, "wrap": layers} if layers else entry
 
 
-_INNER: Final = ("fn", "inputs", "options", "chunk")
+def _weight(term: Term, weight: Any) -> tuple[str, Any]:
+    """The key and the value that say this weight in a configuration."""
+    if callable(weight):
+        try:
+            return "schedule", schedules.to_config(weight)
+        except OptionError as error:
+            raise OptionError(term.name, "weight", weight, error.expected) from None
+    ops = owner(weight)
+    return "weight", weight if ops is None else float(ops.read([weight])[0])

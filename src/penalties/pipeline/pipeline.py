@@ -16,7 +16,7 @@ from .output import BASE, LossOutput
 from .reading import NOTHING, Row
 from .state import Wrapper
 from .table import table
-from .term import Regularizer, Term, Weight, check_weight, same
+from .term import Regularizer, Term, Weight, check_weight, same, weight_at
 
 __all__ = ["Pipeline", "check_wrt", "is_due"]
 
@@ -354,9 +354,10 @@ class Pipeline:
                         if call is not None:
                             call.running = term
                         raise TermError(term.name, _elsewhere(term))
-                weight = term.weight
-                if overrides is not None and term is not base:
-                    weight = overrides.get(term.name, weight)
+                if overrides is not None and term is not base and term.name in overrides:
+                    weight = overrides[term.name]
+                else:
+                    weight = weight_at(term, step)
                 before = None if state is None else state.get(term.name)
                 if runner is not None:
                     jobs.append((term, weight, before))
@@ -458,8 +459,6 @@ def _as_base(base: TermLike) -> Term:
 
 
 def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
-    if isinstance(term.fn, Wrapper):
-        return term.replace(fn=type(term.fn)(_with_options(term.fn.term, more), term.fn.decay))
     return term.replace(options={**term.options, **more})
 
 

@@ -1,10 +1,11 @@
 """Terms that remember: a running mean, a running scale; and state saved and restored."""
 
 import importlib
+import inspect
 import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -14,6 +15,7 @@ import numpy as np
 from ..backends import Backend, owner
 from ..errors import InputError, MissingLibraryError, OptionError, TermError
 from ..functional.options import check_number
+from .binding import Enclosing, signature_of
 from .evaluate import compute
 from .evaluation import Evaluation
 from .kinds import described, is_mapping, is_row
@@ -22,8 +24,8 @@ from .term import Term
 __all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper", "load_state", "save_state"]
 
 
-class Wrapper(ABC):
-    """A term around another: what it is called with is what the inner one is called with."""
+class Wrapper(Enclosing):
+    """A function around a term: it has the parameters of that term's function, and changes its evaluation."""
 
     kind: str
     """The word for it in a configuration."""
@@ -36,21 +38,28 @@ class Wrapper(ABC):
         self.term: Term = term
         self.decay: float = check_number(self.title, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
 
+    def reading(self, parameters: Sequence[str], options: Mapping[str, Any]) -> "Wrapper":
+        """The same around a term that reads each of these parameters under its own name, and has these options."""
+        nameless = any(parameter.startswith("*") for parameter in parameters)
+        inputs = tuple(parameters) if nameless else {parameter: parameter for parameter in parameters}
+        return type(self)(self.term.replace(inputs=inputs, options=options), self.decay)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the inner term's function, with `state` and `step`."""
+        return signature_of(self.term.fn, ("state", "step"))
+
     @property
     def label(self) -> str:
         """How a term shows what it is."""
         inner = getattr(self.term.fn, "label", None) or self.term.name
         return f"{self.title}({inner}, decay={self.decay:g})"
 
-    def unchanged(self) -> dict[str, str]:
-        """The inputs of a term around one that was not renamed."""
-        return {f"*{index}": parameter for index, parameter in enumerate(self.term.inputs)}
-
-    def __call__(self, *inputs: Any, state: Any = None, step: Any = None) -> Evaluation:
+    def __call__(self, *inputs: Any, state: Any = None, step: Any = None, **named: Any) -> Evaluation:
         """The inner term's evaluation, changed by the state that came before."""
         before, inner = (None, None) if state is None else (state["before"], state["inner"])
-        names = list(self.term.inputs.values())
-        current, gradient, metrics, new = compute(self.term, dict(zip(names, inputs, strict=True)), step, inner)
+        given = dict(zip(self.term.positional, inputs, strict=True)) | named
+        current, gradient, metrics, new = compute(self.term, given, step, inner)
         ops = owner(current)
         assert ops is not None, "a value is an array"
         value, after, slope = self.changed(ops, current, before)
@@ -144,22 +153,10 @@ def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
     if term.asynchronous:
         raise OptionError(kind.title, "term", term, "a term that is not asynchronous: its value is needed at once")
     # What the outer term says about when and where counts; the inner one is the function and what it reads.
-    inner = {key: value for key, value in term.arguments().items() if key in _INNER}
-    around = kind(Term(**inner), decay)
-    names = tuple(term.inputs.values())
-    return Term(
-        around,
-        weight=term.weight,
-        name=term.name,
-        inputs=names,
-        enabled=term.enabled,
-        differentiable=term.differentiable,
-        runs=term.runs,
-        timeout=term.timeout,
-        on_error=term.on_error,
-        every=term.every,
-        idempotent=term.idempotent,
-    )
+    arguments = term.arguments()
+    inner = {key: value for key, value in arguments.items() if key in _INNER}
+    outer = {key: value for key, value in arguments.items() if key not in ("fn", "chunk")}
+    return Term(kind(Term(**inner), decay), **outer)
 
 
 WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Normalized}
