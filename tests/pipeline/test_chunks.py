@@ -84,8 +84,8 @@ def test_a_function_of_the_users(library: Any) -> None:
 @pytest.mark.parametrize(
     ("fn", "options", "message"),
     [
-        (pn.orthogonality, {}, "None: this penalty is no sum over rows"),
-        (pn.l2, {"center": "mean"}, "None: this penalty is no sum over rows"),
+        (pn.orthogonality, {}, "None: this penalty is not a sum over rows"),
+        (pn.l2, {"center": "mean"}, "None: this penalty is not a sum over rows"),
         (pn.l1, {"reduction": "none"}, 'a function with reduction="sum" or "mean"'),
         (lambda x: x.sum(), {}, 'a function with reduction="sum" or "mean"'),
     ],

@@ -1,15 +1,18 @@
 """What a call is given, and how a term finds its part of it."""
 
 import sys
-from collections.abc import Iterator, Mapping, MappingView
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, MappingView
+from typing import TYPE_CHECKING, Any
 
 from ..backends import Backend, owner
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from .kinds import compiling, described, is_mapping, is_row
 from .pytrees import known_to_jax
 
-__all__ = ["arrays_in", "lookup", "paired", "prepared", "reads", "surroundings"]
+if TYPE_CHECKING:
+    from .term import Term
+
+__all__ = ["arrays_in", "check_unmapped", "lookup", "paired", "prepared", "reads", "surroundings"]
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -20,37 +23,73 @@ def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
     return inputs
 
 
-def lookup(term: str, inputs: Mapping[str, Any], name: str) -> Any:
-    """The input of this name, or what a path as `heads.policy.logits` leads to inside one."""
+def lookup(reader: str, inputs: Mapping[str, Any], name: str) -> Any:
+    """The input of this name, or what a path such as `heads.policy.logits` leads to inside one.
+
+    Keys may contain dots: at every level the longest key that fits is taken. `reader` is what asks, for the error.
+    """
     if name in inputs:
         return inputs[name]
     parts = name.split(".")
     for depth in range(len(parts) - 1, 0, -1):
         root = ".".join(parts[:depth])
         if root in inputs:
-            found = inputs[root]
-            for part in parts[depth:]:
-                found = _step(term, name, root, found, part)
-                root = f"{root}.{part}"
-            return found
+            return _follow(reader, name, root, inputs[root], parts[depth:])
     given = ", ".join(f'"{key}"' for key in inputs) if inputs else "none"
-    raise InputError(f'{term}: no input is named "{name}"; given: {given}')
+    raise InputError(f'{reader}: no input is named "{name}"; given: {given}{did_you_mean(name, inputs)}')
 
 
-def _step(term: str, name: str, reached: str, nest: Any, part: str) -> Any:
-    if is_mapping(nest):
-        if part in nest:
-            return nest[part]
-        inside = ", ".join(f'"{key}"' for key in nest) or "nothing"
+def _follow(reader: str, name: str, reached: str, nest: Any, parts: list[str]) -> Any:
+    """What the rest of a path leads to, from the nest that it has reached."""
+    while parts:
+        found, used = _step(reader, name, reached, nest, parts)
+        reached = ".".join([reached, *parts[:used]])
+        nest, parts = found, parts[used:]
+    return nest
+
+
+def _step(reader: str, name: str, reached: str, nest: Any, parts: list[str]) -> tuple[Any, int]:
+    """The part of a nest that a path goes on to, and how many words of the path name it."""
+    part = parts[0]
+    hint = ""
+    if is_mapping(nest) or _has_keys(nest):
+        for count in range(len(parts), 0, -1):
+            key = ".".join(parts[:count])
+            if key in nest:
+                return nest[key], count
+        keys = [str(key) for key in nest]
+        inside = ", ".join(f'"{key}"' for key in keys) or "nothing"
+        hint = did_you_mean(".".join(parts), keys) or did_you_mean(part, keys)
     elif is_row(nest) and part.isdigit():
         if int(part) < len(nest):
-            return nest[int(part)]
+            return nest[int(part)], 1
         inside = f"{len(nest)} elements"
     else:
         if hasattr(nest, part):
-            return getattr(nest, part)
+            return getattr(nest, part), 1
         inside = described(nest)
-    raise InputError(f'{term}: the input "{name}" has no part "{part}"; {reached} holds {inside}')
+    raise InputError(f'{reader}: the input "{name}" has no part "{part}"; {reached} holds {inside}{hint}')
+
+
+def _has_keys(nest: Any) -> bool:
+    """Whether it acts as a mapping: torch.nn.ParameterDict is not one by its class."""
+    return hasattr(nest, "keys") and hasattr(nest, "__getitem__")
+
+
+def check_unmapped(terms: Iterable["Term"], names: Collection[str]) -> None:
+    """Raise where an input has the name of a parameter that an enabled term neither maps nor sets.
+
+    Otherwise a mask that was passed and not mapped would be left out without a word.
+    """
+    for term in terms:
+        for parameter in sorted(term.unmapped) if term.enabled else ():
+            if parameter in names:
+                mapped = ", ".join(f'"{key}": "{name}"' for key, name in [*term.inputs.items(), (parameter, parameter)])
+                raise InputError(
+                    f'{term.name}: the call has an input "{parameter}", but this term does not read it and would use '
+                    f"the default of its parameter {parameter}; map it: inputs={{{mapped}}}, or set it: "
+                    f'options={{"{parameter}": …}}, or rename the input'
+                )
 
 
 def reads(name: str, root: str) -> bool:
@@ -65,8 +104,7 @@ def arrays_in(nest: Any) -> Iterator[tuple[Backend, Any]]:
 
 
 def _inside(nest: Any) -> Iterator[tuple[Backend, Any]]:
-    if is_mapping(nest) or (hasattr(nest, "keys") and hasattr(nest, "__getitem__")):
-        # By what a mapping does: torch.nn.ParameterDict is none by its class.
+    if is_mapping(nest) or _has_keys(nest):
         for key in nest:
             yield from arrays_in(nest[key])
     elif is_row(nest) or _is_view(nest):

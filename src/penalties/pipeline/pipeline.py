@@ -11,7 +11,7 @@ from ..telemetry import events
 from .call import Call, Job, Runner, guarded
 from .combine import combined
 from .evaluate import compute
-from .inputs import prepared, surroundings
+from .inputs import check_unmapped, prepared, surroundings
 from .output import BASE, LossOutput
 from .reading import NOTHING, Row
 from .state import Wrapper
@@ -44,7 +44,7 @@ class Pipeline:
     """
 
     # JAX keeps weak references to what it compiles.
-    __slots__ = ("__weakref__", "_alone", "_base_alone", "_known", "_not_alone", "base", "name", "terms")
+    __slots__ = ("__weakref__", "_alone", "_base_alone", "_known", "_not_alone", "_unmapped", "base", "name", "terms")
 
     terms: tuple[Term, ...]
     base: Term | None
@@ -82,6 +82,7 @@ class Pipeline:
         put(self, "_alone", tuple(_alone(term) for term in terms if len(term.inputs) == 1))
         put(self, "_base_alone", None if base is None or len(base.inputs) != 1 else _alone(base))
         everything = terms if base is None else (base, *terms)
+        put(self, "_unmapped", frozenset[str]().union(*(term.unmapped for term in everything if term.enabled)))
         put(self, "_not_alone", next((term for term in everything if term.enabled and len(term.inputs) != 1), None))
 
     def __setattr__(self, attribute: str, value: object) -> None:
@@ -404,6 +405,8 @@ class Pipeline:
     ) -> tuple[dict[str, Any], tuple[Term, ...], Term | None]:
         """The inputs by name, and the terms that read them under these names."""
         if not positional:
+            if not self._unmapped.isdisjoint(named):
+                check_unmapped(self.terms if self.base is None else (self.base, *self.terms), named)
             return prepared(named), self.terms, self.base
         if named or len(positional) > 1:
             given = f"{len(positional)} positional and {len(named)} named"
