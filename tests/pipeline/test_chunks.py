@@ -21,8 +21,10 @@ TERMS = {
     "l2 mean": pn.Term(pn.l2, inputs="p", options={"reduction": "mean", "clip": 1.0, "center": 0.5}),
     "kl": pn.Term(pn.kl_divergence, options={"logits": True}),
     "kl sum": pn.Term(pn.kl_divergence, options={"logits": True, "reduction": "sum"}),
-    "masked": pn.Term(pn.js_divergence, inputs={"p": "p", "q": "q", "mask": "mask"}, options={"logits": True}),
-    "masked sum": pn.Term(pn.entropy, inputs={"p": "p", "mask": "mask"}, options={"logits": True, "reduction": "sum"}),
+    "masked": pn.Term(pn.js_divergence, inputs={"p": "p", "q": "q", "mask": "kept"}, options={"logits": True}),
+    "masked sum": pn.Term(
+        pn.entropy, inputs={"p": "p", "mask": "kept"}, options={"logits": True, "reduction": "sum"}
+    ),
     "consistency": pn.Term(pn.consistency, inputs=("p", "q"), options={"metric": "cosine"}),
 }
 
@@ -34,19 +36,19 @@ def test_equals_the_whole(library: Any, name: str, chunk: int) -> None:
     p, q = library.array(rows(7)), library.array(rows(7, 1))
     mask = library.array([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 2.0])
     whole, pieces = pn.Pipeline([term]), pn.Pipeline([term.replace(chunk=chunk)])
-    close(pieces(p=p, q=q, mask=mask).read().total, whole(p=p, q=q, mask=mask).read().total)
+    close(pieces(p=p, q=q, kept=mask).read().total, whole(p=p, q=q, kept=mask).read().total)
     if not library.differentiates:
         return
     for ours, plain in zip(
-        library.gradients(lambda p, q: pieces.total(p=p, q=q, mask=mask), p, q),
-        library.gradients(lambda p, q: whole.total(p=p, q=q, mask=mask), p, q),
+        library.gradients(lambda p, q: pieces.total(p=p, q=q, kept=mask), p, q),
+        library.gradients(lambda p, q: whole.total(p=p, q=q, kept=mask), p, q),
         strict=True,
     ):
         close(ours, plain)
-    found = pieces.value_and_grad(p=p, q=q, mask=mask, wrt="p")
+    found = pieces.value_and_grad(p=p, q=q, kept=mask, wrt="p")
     close(
         library.numpy(found.gradient["p"]),
-        library.numpy(whole.value_and_grad(p=p, q=q, mask=mask, wrt="p").gradient["p"]),
+        library.numpy(whole.value_and_grad(p=p, q=q, kept=mask, wrt="p").gradient["p"]),
     )
 
 
@@ -69,7 +71,7 @@ def test_no_rows_at_all(library: Any) -> None:
 def test_a_mask_that_hides_everything(library: Any) -> None:
     term = TERMS["masked"].replace(chunk=2)
     x = library.array(rows(3))
-    assert pn.Pipeline([term])(p=x, q=-x, mask=library.array([0.0, 0.0, 0.0])).metrics()["total"] == 0.0
+    assert pn.Pipeline([term])(p=x, q=-x, kept=library.array([0.0, 0.0, 0.0])).metrics()["total"] == 0.0
 
 
 def test_a_function_of_the_users(library: Any) -> None:
@@ -85,7 +87,8 @@ def test_a_function_of_the_users(library: Any) -> None:
     ("fn", "options", "message"),
     [
         (pn.orthogonality, {}, "None: this penalty is not a sum over rows"),
-        (pn.l2, {"center": "mean"}, "None: this penalty is not a sum over rows"),
+        (pn.l2, {"center": "mean"}, "None: with these options this penalty is not a sum over rows"),
+        (pn.entropy, {"mask": np.ones(4)}, "None: with these options this penalty is not a sum over rows"),
         (pn.l1, {"reduction": "none"}, 'a function with reduction="sum" or "mean"'),
         (lambda x: x.sum(), {}, 'a function with reduction="sum" or "mean"'),
     ],

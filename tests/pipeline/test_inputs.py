@@ -47,7 +47,11 @@ class TestPaths:
         [
             ({"params": 1}, "parms", r'no input is named "parms"; given: "params"; did you mean params\?'),
             ({"params": 1}, "other", 'no input is named "other"; given: "params"'),
-            ({"params": {"fc.weight": 1}}, "params.fc.wieght", r'no part "fc"; params holds .*; did you mean fc.weight\?'),
+            (
+                {"params": {"fc.weight": 1}},
+                "params.fc.wieght",
+                r'no part "fc"; params holds .*did you mean fc.weight\?',
+            ),
             (
                 {"params": {"fc": {"bias": 1}}},
                 "params.fc.bais",

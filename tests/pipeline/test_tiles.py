@@ -128,13 +128,13 @@ def test_a_weight_too_small_to_scale_by(tiles: list[bool]) -> None:
         term("l2", {"center": "mean"}),
         term("l1", {}, weight=torch.tensor(0.3, dtype=torch.float64)),
         term("entropy", {}, differentiable=True, chunk=2),
-        pn.Term("entropy", inputs={"p": "x", "mask": "mask"}),
+        pn.Term("entropy", inputs={"p": "x", "mask": "counts"}),
         pn.Term("orthogonality", inputs="x"),
     ],
     ids=["centred", "array weight", "chunks", "masked", "not separable"],
 )
 def test_what_is_no_sum_over_rows_is_taken_whole(tiles: list[bool], one: pn.Term) -> None:
-    inputs = given(7, 9) | {"mask": torch.arange(7.0, dtype=torch.float64)}
+    inputs = given(7, 9) | {"counts": torch.arange(7.0, dtype=torch.float64)}
     assert_as_autograd(pn.Pipeline([one]), inputs, ["x"])
     assert tiles == [False]
 

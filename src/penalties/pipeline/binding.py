@@ -1,5 +1,6 @@
 """Which parameters of a function are inputs, which are options, and how a term passes each of them."""
 
+import functools
 import inspect
 import sys
 from abc import ABC, abstractmethod
@@ -10,7 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from ..errors import OptionError
 from ..functional.options import unknown_option
-from .catalogue import BUILT_IN, DRAWING
+from ..functional.penalty import facts_of
 
 __all__ = ["CALL_ARGUMENTS", "Bound", "Enclosing", "Inputs", "Regularizer", "bind", "signature_of"]
 
@@ -135,10 +136,11 @@ def _bind_function(term: str, fn: Any, inputs: Inputs, options: Mapping[str, Any
         order.append(p.name)
     order += [parameter for parameter in bound if parameter not in parameters]
     call: Any = fn.reading(tuple(bound), options) if isinstance(fn, Enclosing) else fn
-    drawn = options.get("seed", _default(parameters, "seed")) if fn in DRAWING else None
+    facts = facts_of(fn)
+    drawn = options.get("seed", _default(parameters, "seed")) if facts is not None and facts.draws else None
     return Bound(
-        # The options were checked: a penalty is called without its own check of them.
-        call=getattr(call, "__wrapped__", call) if call in BUILT_IN.values() else call,
+        # The names of the options were checked here: a penalty is called without its own check of them.
+        call=call if facts is None or isinstance(fn, functools.partial) else facts.function,
         inputs=MappingProxyType(bound),
         positional=tuple(bound[parameter] for parameter in order),
         named=tuple((parameter, name) for parameter, name in bound.items() if parameter not in order),

@@ -9,22 +9,20 @@ from .. import functional
 from ..errors import OptionError, did_you_mean
 from ..functional.penalty import facts_of
 
-__all__ = ["BUILT_IN", "DRAWING", "OVER_CLASSES", "SEPARABLE", "TRIABLE", "find", "path_of"]
+__all__ = ["BUILT_IN", "OVER_CLASSES", "SEPARABLE", "find", "path_of"]
 
-_FACTS: Final = {name: facts for name in functional.__all__ if (facts := facts_of(getattr(functional, name)))}
-
-BUILT_IN: Final[dict[str, Callable[..., Any]]] = {name: getattr(functional, name) for name in _FACTS}
-"""The penalties that a term may name, each a function from arrays to a scalar."""
+BUILT_IN: Final[dict[str, Callable[..., Any]]] = {
+    name: getattr(functional, name) for name in functional.__all__ if facts_of(getattr(functional, name)) is not None
+}
+"""The penalties that a term may name: the public functions that declare facts."""
 
 # For modules that do not ask for facts yet; nothing new uses these.
-SEPARABLE: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if facts.rows)
-OVER_CLASSES: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if facts.classes)
-TRIABLE: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if not facts.needs_gradient)
-DRAWING: Final = tuple(BUILT_IN[name] for name, facts in _FACTS.items() if facts.draws)
+SEPARABLE: Final = tuple(fn for fn in BUILT_IN.values() if (facts := facts_of(fn)) and facts.rows)
+OVER_CLASSES: Final = tuple(fn for fn in BUILT_IN.values() if (facts := facts_of(fn)) and facts.classes)
 
 
 def find(name: str) -> Any:
-    """What `"l1"` or `"package.module:object"` names."""
+    """The object that `"l1"` or `"package.module:object"` names."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     module_name, colon, path = name.partition(":")
@@ -42,9 +40,9 @@ def find(name: str) -> Any:
 
 def path_of(fn: Any) -> str | None:
     """The name under which `find` finds this very object, or None."""
-    for name, function in BUILT_IN.items():
-        if fn is function:
-            return name
+    own = getattr(fn, "__name__", None)
+    if own in BUILT_IN and BUILT_IN[own] is fn:
+        return own
     module, qualified = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not module or not qualified or "<" in qualified or inspect.ismethod(fn):
         return None

@@ -82,7 +82,7 @@ class Pipeline:
         put(self, "_alone", tuple(_alone(term) for term in terms if len(term.inputs) == 1))
         put(self, "_base_alone", None if base is None or len(base.inputs) != 1 else _alone(base))
         everything = terms if base is None else (base, *terms)
-        put(self, "_unmapped", frozenset[str]().union(*(term.unmapped for term in everything if term.enabled)))
+        put(self, "_unmapped", frozenset([name for term in everything if term.enabled for name in term.unmapped]))
         put(self, "_not_alone", next((term for term in everything if term.enabled and len(term.inputs) != 1), None))
 
     def __setattr__(self, attribute: str, value: object) -> None:

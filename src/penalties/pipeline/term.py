@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast
 
-import numpy as np
-
 from ..backends import owner
 from ..errors import InputError, OptionError
 from ..functional.options import check_choice, check_count, check_flag, check_number
+from ..functional.penalty import facts_of
 from .binding import CALL_ARGUMENTS, Bound, Enclosing, Inputs, Regularizer, bind
-from .catalogue import BUILT_IN, SEPARABLE, TRIABLE, find
+from .catalogue import find
 from .kinds import compiling, is_mapping, is_row
 
 __all__ = [
@@ -144,27 +143,31 @@ class Term(Bound):
         self._check_chunk()
 
     def _check_values(self) -> None:
-        """Raise for a value that an option of a penalty cannot take, by trying it on a few zeros."""
-        if self.fn not in TRIABLE or compiling():
+        """Raise for a value that an option of a penalty cannot take, by trying it on the penalty's example."""
+        facts = facts_of(self.fn)
+        if facts is None or facts.needs_gradient or compiling():
             return
         plain = {option: value for option, value in self.options.items() if isinstance(value, str | int | float)}
-        zeros = [np.zeros((2, 2)) for _ in self.inputs]
         try:
-            self.call(*zeros[: len(self.positional)], **plain)
+            self.call(*facts.example(), **plain)
         except OptionError as error:
             raise OptionError(self.name, error.option, error.value, error.expected) from None
 
     def _check_chunk(self) -> None:
         if self.chunk is None:
             return
+        facts = facts_of(self.fn)
         if isinstance(self.fn, Enclosing):
-            raise OptionError(self.name, "chunk", self.chunk, "None here: give chunk= to the term inside")
-        if (self.fn in BUILT_IN.values() and self.fn not in SEPARABLE) or self.options.get("center") == "mean":
-            raise OptionError(self.name, "chunk", self.chunk, "None: this penalty is not a sum over rows")
-        if self.reduction not in ("sum", "mean"):
-            raise OptionError(
-                self.name, "chunk", self.chunk, 'a function with reduction="sum" or "mean", which says how rows combine'
-            )
+            expected = "None here: give chunk= to the term inside"
+        elif facts is not None and not facts.rows:
+            expected = "None: this penalty is not a sum over rows"
+        elif self.reduction not in ("sum", "mean"):
+            expected = 'a function with reduction="sum" or "mean", which says how rows combine'
+        elif facts is not None and not facts.separable(self.options):
+            expected = "None: with these options this penalty is not a sum over rows"
+        else:
+            return
+        raise OptionError(self.name, "chunk", self.chunk, expected)
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that make this term again."""
