@@ -22,9 +22,7 @@ TERMS = {
     "kl": pn.Term(pn.kl_divergence, options={"logits": True}),
     "kl sum": pn.Term(pn.kl_divergence, options={"logits": True, "reduction": "sum"}),
     "masked": pn.Term(pn.js_divergence, inputs={"p": "p", "q": "q", "mask": "kept"}, options={"logits": True}),
-    "masked sum": pn.Term(
-        pn.entropy, inputs={"p": "p", "mask": "kept"}, options={"logits": True, "reduction": "sum"}
-    ),
+    "masked sum": pn.Term(pn.entropy, inputs={"p": "p", "mask": "kept"}, options={"logits": True, "reduction": "sum"}),
     "consistency": pn.Term(pn.consistency, inputs=("p", "q"), options={"metric": "cosine"}),
 }
 

@@ -21,6 +21,10 @@ def together(first: Any, *others: Any) -> Any:
     return first.sum() + sum(other.sum() for other in others)
 
 
+def gathered(*parts: Any) -> Any:
+    return sum(part.sum() for part in parts)
+
+
 class Holder:
     @staticmethod
     def nested(x: Any) -> Any:
@@ -52,7 +56,7 @@ PIPELINES = {
             pn.EMA(pn.Term(pn.l2, pn.schedules.piecewise({0: 0.0, 9: 1.0}))),
         ]
     ),
-    "further inputs": pn.Pipeline([pn.Term(together, inputs=("a", "b", "c"))]),
+    "further inputs": pn.Pipeline([pn.Term(together, inputs=("a", "b", "c")), pn.Term(gathered, inputs="a")]),
     "empty": pn.Pipeline(),
 }
 

@@ -115,6 +115,91 @@ class TestFunctions:
         assert term == pickle.loads(pickle.dumps(term))
 
 
+class TestCallables:
+    """The parameters of whatever can be called."""
+
+    def test_loss_modules(self) -> None:
+        torch = pytest.importorskip("torch")
+        term = pn.Term(torch.nn.CrossEntropyLoss(label_smoothing=0.1))
+        assert (term.name, list(term.inputs)) == ("CrossEntropyLoss", ["input", "target"])
+        logits, labels = torch.tensor([[2.0, -1.0]]), torch.tensor([0])
+        expected = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+        base = pn.Pipeline(base=term.fn)
+        torch.testing.assert_close(base.total(input=logits, target=labels), expected)
+        renamed = pn.Pipeline(base=term.replace(inputs=("logits", "labels")))
+        torch.testing.assert_close(renamed.total(logits=logits, labels=labels), expected)
+        torch.testing.assert_close(
+            renamed.value_and_grad(logits=logits, labels=labels, wrt="logits").gradient["logits"],
+            torch.func.grad(lambda x: term.fn(x, labels))(logits),
+        )
+
+    def test_modules_of_your_own_keep_their_hooks(self) -> None:
+        torch = pytest.importorskip("torch")
+
+        class Scaled(torch.nn.Module):
+            def forward(self, hidden: Any, scale: float = 2.0) -> Any:
+                return scale * hidden.sum()
+
+        module = Scaled()
+        module.register_forward_hook(lambda module, arguments, value: value + 1.0)
+        term = pn.Term(module, options={"scale": 3.0})
+        assert total(term, hidden=torch.ones(2)) == 7.0
+        assert term == term.replace(weight=1.0)
+
+    def test_any_number_of_arguments(self, library: Any) -> None:
+        def together(*parts: Any) -> Any:
+            return sum(part.sum() for part in parts)
+
+        with pytest.raises(pn.OptionError, match="together: inputs=None; expected names in order"):
+            pn.Term(together)
+        assert total(pn.Term(together, inputs="a"), a=library.array([2.0])) == 2.0
+
+    def test_decorated_functions(self, library: Any) -> None:
+        def doubled(fn: Any) -> Any:
+            @functools.wraps(fn)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return 2.0 * fn(*args, **kwargs)
+
+            return call
+
+        term = pn.Term(doubled(pair))
+        assert (term.name, list(term.inputs)) == ("pair", ["a", "b"])
+        assert total(term, a=library.array([2.0]), b=library.array([3.0])) == 12.0
+        # A wrapper around a penalty is not that penalty.
+        wrapped = pn.Term(doubled(pn.l2), options={"reduction": "mean"})
+        assert total(wrapped, library.array([1.0, 3.0])) == 10.0
+
+    def test_partial_functions(self, library: Any) -> None:
+        x = library.array([2.0])
+        assert total(pn.Term(functools.partial(pair, x)), b=library.array([3.0])) == 6.0
+        assert total(pn.Term(functools.partial(pair, b=x)), a=library.array([3.0])) == 6.0
+        mean = pn.Term(functools.partial(pn.l1, reduction="mean"))
+        assert total(mean, library.array([1.0, 3.0])) == 2.0
+        assert total(mean.replace(options={"reduction": "sum"}), library.array([1.0, 3.0])) == 4.0
+        with pytest.raises(pn.OptionError, match="reduction"):
+            pn.Term(functools.partial(pn.l1, reduction="avg"))
+
+    def test_bound_methods_and_callable_objects(self, library: Any) -> None:
+        class Loss:
+            factor = 3.0
+
+            def of(self, x: Any) -> Any:
+                return self.factor * x.sum()
+
+            def __call__(self, x: Any, y: Any) -> Any:
+                return self.factor * (x * y).sum()
+
+        x = library.array([2.0])
+        assert total(pn.Term(Loss().of), x=x) == 6.0
+        assert total(pn.Term(Loss()), x=x, y=x) == 12.0
+
+    def test_jitted_functions(self) -> None:
+        jax = pytest.importorskip("jax")
+        term = pn.Term(jax.jit(pair))
+        assert list(term.inputs) == ["a", "b"]
+        assert total(term, a=jax.numpy.ones(2), b=jax.numpy.ones(2)) == 2.0
+
+
 class TestInputs:
     def test_by_parameter_name(self, library: Any) -> None:
         assert total(pn.Term(pair), a=library.array([1.0, 2.0]), b=library.array([3.0, 4.0])) == 11.0

@@ -214,6 +214,8 @@ def _check_options(term: str, options: Mapping[str, Any], parameters: Parameters
 def _inputs(term: str, inputs: Inputs, required: Sequence[str], known: Sequence[str], collects: bool) -> dict[str, str]:
     """`{parameter: input}` of a term, from the forms that a user may give."""
     if inputs is None:
+        if collects and not required:
+            raise OptionError(term, "inputs", None, "names in order: the function takes any number of arguments")
         return {name: name for name in required}
     if isinstance(inputs, Mapping):
         for parameter in inputs:

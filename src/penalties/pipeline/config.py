@@ -87,13 +87,15 @@ def _entry(term: Term, *, base: bool = False) -> dict[str, Any]:
         expected = "a function that can be imported by its path; a lambda, a method or an object cannot be saved"
         raise OptionError(term.name, "fn", inner.fn, expected)
     arguments = {**term.arguments(), "chunk": inner.chunk}
-    usual = Term(path, name="base" if base else None)
+    # Without names for its parameters, a function has no inputs to fall back on.
+    nameless = isinstance(arguments["inputs"], tuple)
+    usual = Term(path, name="base" if base else None, inputs=arguments["inputs"] if nameless else None)
     entry: dict[str, Any] = {"fn": path}
     for key, default in ARGUMENTS.items():
         value = arguments[key]
         if key == "fn" or same(value, default) or (key == "name" and (base or value == usual.name)):
             continue
-        if key == "inputs" and same(value, dict(usual.inputs)):
+        if key == "inputs" and not nameless and same(value, dict(usual.inputs)):
             continue
         if key == "weight":
             key, value = _weight(term, value)

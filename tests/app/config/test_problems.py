@@ -109,7 +109,7 @@ MEANING = [
     ("[references]\nfn = 5", "references.fn", ["a table with a kind"]),
     (f'{KL}inputs = {{ foo = "logprobs" }}', "term.kl.inputs", ["parameters of the function"]),
     ('[[term]]\nfn = "entropy"\ninputs = "logprobs"', "term.entropy.inputs", ["none", '"entropy_estimate"']),
-    ('[[term]]\nfn = "l2"\nname = "total"', "term.total.name", ["collides with no metric"]),
+    ('[[term]]\nfn = "l2"\nname = "total"', "term.total.name", ["cannot be taken for a metric"]),
     ('[[term]]\nfn = "l2"\nname = "a.b"', "term.a.b.name", ['found "a.b"', "with no dot or equals sign"]),
     ('[[term]]\nfn = "l2"\nname = "a=b"', "term.a=b.name", ['found "a=b"', "with no dot or equals sign"]),
     ('[[term]]\nfn = "l2"\nname = "2"', "term.2.name", ['found "2"', "not of digits alone"]),
@@ -118,7 +118,7 @@ MEANING = [
     ('[model]\ndevice = "cudaa"', "model.device", ['found "cudaa"', 'did you mean "cuda"?']),
     ('[model]\ndevice = "cpu:x"', "model.device", ['found "cpu:x"', 'as "cpu" or "cuda:0"']),
     ('[[term]]\nfn = "l2"\n[[term]]\nfn = "l2"', "term.2.name", ['found "l2"', "term.1 is called", "set name"]),
-    ('[[term]]\nfn = "orthogonality"\nchunk = 2', "term.orthogonality.chunk", ["no sum over rows"]),
+    ('[[term]]\nfn = "orthogonality"\nchunk = 2', "term.orthogonality.chunk", ["not a sum over rows"]),
     (
         '[[term]]\nfn = "tests.app.config_terms:later"\nwrap = [{ kind = "ema" }]',
         "term.later.term",
