@@ -238,7 +238,7 @@ def test_two_libraries_in_one_call(one: Any, other: Any) -> None:
 
 def test_paired_nests_that_differ(library: Any) -> None:
     x = library.array(X)
-    with pytest.raises(pn.ShapeError, match="kl_estimate: logprobs has 2 arrays and reference has 1; expected as many"):
+    with pytest.raises(pn.ShapeError, match=r"logprobs has an array at \[1\] and reference has none there"):
         pn.kl_estimate([x, x], [x])
     with pytest.raises(pn.ShapeError, match=re.escape("logprobs[1] has shape (2, 3) and reference[1] has shape (3,)")):
         pn.kl_estimate([x, x], [x, library.array(np.ones(3))])

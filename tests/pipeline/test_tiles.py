@@ -8,6 +8,7 @@ from torch import Tensor
 
 import penalties as pn
 from penalties.backends import torch as backend
+from penalties.backends.torch import composition
 from penalties.pipeline import call
 from penalties.pipeline.catalogue import SEPARABLE
 
@@ -31,7 +32,7 @@ CASES = [
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Tiles of about twenty elements, and whether each term was taken in tiles."""
-    monkeypatch.setattr(backend, "_TILE", 20)
+    monkeypatch.setattr(composition, "_TILE", 20)
     seen: list[bool] = []
 
     def spy(*args: Any) -> Any:

@@ -1,18 +1,16 @@
 """Nests of arrays: lists, tuples, mappings, iterables of parameters, and the pytrees that JAX knows."""
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, MappingView, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
+from .. import trees
 from ..backends import Backend, backend_of, no_array, owner, two_libraries
 from ..errors import BackendError, ShapeError
+from ..trees import Flat
 from .options import check_same_shape
 
-__all__ = ["Flat", "Leaves", "flatten", "gather"]
-
-Rebuild: TypeAlias = Callable[[Iterator[Any]], Any]
-"""Takes one new leaf for each old one, in order, and gives the nest's structure around them."""
+__all__ = ["Leaves", "Nest", "flatten", "gather"]
 
 
 class Leaves(NamedTuple):
@@ -21,7 +19,7 @@ class Leaves(NamedTuple):
     ops: Backend
     rows: Sequence[Sequence[Any]]
     """One row per leaf: the leaf of each argument."""
-    rebuild: Rebuild | None
+    rebuild: Callable[[Iterable[Any]], Any] | None
     """None where the arguments are single arrays."""
 
     @property
@@ -37,7 +35,7 @@ class Leaves(NamedTuple):
         rows = self.rows
         if reduction == "none":
             values = [value(*row, reduction) for row in rows]
-            return values[0] if self.rebuild is None else self.rebuild(iter(values))
+            return values[0] if self.rebuild is None else self.rebuild(values)
         if len(rows) == 1:
             return value(*rows[0], reduction)
         total = self.ops.add([value(*row, "sum") for row in rows])
@@ -70,112 +68,52 @@ def gather(function: str, *, keep: bool, mask: Any = None, **arguments: Any) -> 
     return Leaves(ops, list(rows), nest.rebuild)
 
 
-class Flat(NamedTuple):
-    """A nest taken apart."""
+class Nest(NamedTuple):
+    """A nest of arrays of one library, taken apart; a single array is one too."""
 
     ops: Backend
     leaves: list[Any]
-    rebuild: Rebuild
-    places: list[str] | None
-    """Where each leaf stands, as in `['a'][0]`; None for a plain sequence of arrays."""
+    structure: Any
+    """Everything but the leaves; None for a single array."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Where each leaf is, as in `['a'][0]`; an empty string for a single array."""
+        return Flat(self.leaves, self.structure).paths
+
+    def rebuild(self, leaves: Iterable[Any]) -> Any:
+        """The same nest around as many new leaves."""
+        return Flat(self.leaves, self.structure).rebuild(leaves)
 
 
-def flatten(function: str, name: str, nest: Any) -> Flat:
-    """The backend and the leaves of a nest in order, and what puts its structure back around as many new ones."""
-    if isinstance(nest, list | tuple) and nest:
-        # The common case, 64 short sequences of one type, without a call per leaf.
-        leaves = cast("list[Any] | tuple[Any, ...]", nest)
-        ops = owner(leaves[0])
-        if ops is not None:
-            kind = cast("Any", type(leaves[0]))
-            for leaf in leaves:
-                if type(leaf) is not kind:
-                    break
-            else:
-                return Flat(ops, list(leaves), _maker(leaves), None)
-    found: list[tuple[str, Backend, Any]] = []
-    rebuild = _walk(function, name, nest, found)
-    if not found:
+def flatten(function: str, name: str, nest: Any) -> Nest:
+    """Take a nest apart; raises `BackendError` where a leaf is not an array, or where libraries mix."""
+    flat = trees.flatten(nest, reject=lambda path, thing: no_array(function, name + path, thing))
+    if not flat.leaves:
         given = type(cast("object", nest)).__name__
         raise BackendError(f"{function}: {name} is a {given} without arrays; expected at least one array")
-    first, ops, _ = found[0]
-    for path, other, _ in found:
-        if other is not ops:
-            raise two_libraries(function, first, ops, path, other)
-    return Flat(ops, [leaf for _, _, leaf in found], rebuild, [path.removeprefix(name) for path, _, _ in found])
+    ops = owner(flat.leaves[0])
+    assert ops is not None
+    for index, leaf in enumerate(flat.leaves):
+        other = owner(leaf)
+        if other is not None and other is not ops:
+            raise two_libraries(function, name + flat.paths[0], ops, name + flat.paths[index], other)
+    return Nest(ops, flat.leaves, flat.structure)
 
 
-def _walk(function: str, path: str, nest: Any, found: list[tuple[str, Backend, Any]]) -> Rebuild:
-    ops = owner(nest)
-    if ops is not None:
-        found.append((path, ops, nest))
-        return next
-    if nest is None:
-        return lambda new: None
-    if hasattr(nest, "keys") and hasattr(nest, "__getitem__"):
-        # By what a mapping does rather than by its class: torch.nn.ParameterDict is none.
-        parts = {key: _walk(function, f"{path}[{key!r}]", nest[key], found) for key in nest}
-        return lambda new: {key: part(new) for key, part in parts.items()}
-    registered = _pytree(nest)
-    if registered is not None:
-        children, unflatten = registered
-        rest = [_walk(function, f"{path}: leaf {index}", child, found) for index, child in enumerate(children)]
-        return lambda new: unflatten([child(new) for child in rest])
-    if isinstance(nest, Iterable) and not isinstance(nest, str | bytes):
-        elements = [
-            _walk(function, f"{path}[{index}]", element, found)
-            for index, element in enumerate(cast("Iterable[Any]", nest))
-        ]
-        make = _maker(nest)
-        return lambda new: make(element(new) for element in elements)
-    raise no_array(function, path, nest)
-
-
-def _maker(nest: Any) -> Callable[[Iterable[Any]], Any]:
-    """What makes a sequence like `nest` of new elements; an iterator becomes a tuple."""
-    if isinstance(nest, list):
-        return list
-    return getattr(cast("Any", type(nest)), "_make", tuple)
-
-
-def _pytree(nest: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
-    """The leaves of an instance of a class that is registered with JAX, and what rebuilds it; else None."""
-    jax = sys.modules.get("jax")
-    if jax is None or isinstance(nest, list | tuple | Iterator | MappingView):
-        return None
-    leaves, structure = jax.tree_util.tree_flatten(nest)
-    if jax.tree_util.treedef_is_leaf(structure):
-        return None
-    return leaves, lambda new: jax.tree_util.tree_unflatten(structure, new)
-
-
-def _in_order_of(function: str, first: str, a: Flat, second: str, b: Flat) -> list[Any]:
+def _in_order_of(function: str, first: str, a: Nest, second: str, b: Nest) -> list[Any]:
     """The leaves of `b` in the order of `a`: mappings pair by key, sequences by position."""
-    leaves = b.leaves
-    if a.places is not None or b.places is not None:
-        places, others = a.places or _positions(a), b.places or _positions(b)
-        if places != others:
-            there = dict(zip(others, leaves, strict=True))
-            for place in places:
-                if place not in there:
-                    raise ShapeError(f"{function}: {first} has an array at {place} and {second} has none there")
-            for place in others:
-                if place not in places:
-                    raise ShapeError(f"{function}: {second} has an array at {place} and {first} has none there")
-            leaves = [there[place] for place in places]
-    elif len(a.leaves) != len(leaves):
-        raise ShapeError(
-            f"{function}: {first} has {len(a.leaves)} arrays and {second} has {len(leaves)}; expected as many"
-        )
-    for index, (one, other) in enumerate(zip(a.leaves, leaves, strict=True)):
-        if one.shape != other.shape:
-            place = (a.places or _positions(a))[index]
-            check_same_shape(function, **{f"{first}{place}": one, f"{second}{place}": other})
-    return leaves
-
-
-def _positions(nest: Flat) -> list[str]:
-    return [f"[{index}]" for index in range(len(nest.leaves))]
+    paths, there = a.paths, dict(zip(b.paths, b.leaves, strict=True))
+    for path in paths:
+        if path not in there:
+            raise ShapeError(f"{function}: {first} has an array at {path} and {second} has none there")
+    if len(there) > len(paths):
+        path = next(path for path in there if path not in paths)
+        raise ShapeError(f"{function}: {second} has an array at {path} and {first} has none there")
+    for path, leaf in zip(paths, a.leaves, strict=True):
+        if leaf.shape != there[path].shape:
+            check_same_shape(function, **{f"{first}{path}": leaf, f"{second}{path}": there[path]})
+    return [there[path] for path in paths]
 
 
 def _ready(function: str, ops: Backend, leaves: list[Any], pack: bool) -> list[Any]:

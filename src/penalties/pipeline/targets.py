@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends import Backend, owner
+from ..backends import Backend
 from ..errors import BackendError, GradientError, InputError
-from ..functional.nests import Flat, flatten
+from ..functional.nests import Nest, flatten
 from .inputs import arrays_in, lookup, paired, reads
 
 __all__ = ["Targets"]
@@ -22,19 +22,19 @@ class Targets:
     leaves: Sequence[Any]
     places: Sequence[int]
     """Where each leaf stands among all leaves of its input."""
-    nests: Mapping[str, Flat]
+    nests: Mapping[str, Nest]
 
     @classmethod
     def of(cls, function: str, inputs: Mapping[str, Any], wrt: Sequence[str], *, asked: bool = True) -> "Targets":
         """The leaves of the named inputs; unless they were `asked` for, of those that a gradient is wanted of."""
-        nests: dict[str, Flat] = {}
+        nests: dict[str, Nest] = {}
         for name in dict.fromkeys(wrt):
             nest = lookup(function, inputs, name)
             inside_another = len(wrt) > 1 and any(name != other and reads(name, other) for other in wrt)
             if asked and inside_another:
                 raise InputError(f'{function}: wrt names "{name}" and what it lies in; expected one of the two')
             if asked or (not inside_another and _wanted(nest)):
-                nests[name] = _flat(function, name, nest)
+                nests[name] = flatten(function, name, nest)
         wanted = list(nests)
         if not wanted:
             raise GradientError(_nothing(function, inputs))
@@ -79,11 +79,6 @@ class Targets:
             name: paired(nest.rebuild(iter(nest.leaves)), gradient.get(name)) for name, nest in self.nests.items()
         }
         return [leaves[name][place] for name, place in zip(self.names, self.places, strict=True)]
-
-
-def _flat(function: str, name: str, nest: Any) -> Flat:
-    ops = owner(nest)
-    return flatten(function, name, nest) if ops is None else Flat(ops, [nest], next, None)
 
 
 def _wanted(nest: Any) -> bool:

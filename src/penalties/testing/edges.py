@@ -39,13 +39,13 @@ def _large(sample: Sample) -> Sample:
 
 
 def _one_row(sample: Sample) -> Sample | None:
-    arrays = [flat.leaves[0] for flat in sample.nests.values() if flat.rebuild is next]
+    arrays = [flat.leaves[0] for flat in sample.nests.values() if flat.structure is None]
     rows = next((len(array) for array in arrays if len(array.shape)), 0)
     if not rows:
         return None
     nests = {
         name: flat._replace(leaves=[flat.leaves[0][:1]])
-        if flat.rebuild is next and tuple(flat.leaves[0].shape[:1]) == (rows,)
+        if flat.structure is None and tuple(flat.leaves[0].shape[:1]) == (rows,)
         else flat
         for name, flat in sample.nests.items()
     }

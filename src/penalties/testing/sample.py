@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends import Backend, double_precision, owner
 from ..errors import BackendError, InputError, OptionError
-from ..functional.nests import Flat, flatten
+from ..functional.nests import Nest, flatten
 from ..pipeline import Evaluation
 from ..pipeline.evaluate import evaluate
 from ..pipeline.inputs import lookup, prepared, reads
@@ -41,7 +41,7 @@ class Sample:
     term: Term
     ops: Backend | None
     """The library of the arrays; None where there are none."""
-    nests: Mapping[str, Flat]
+    nests: Mapping[str, Nest]
     """The inputs that are arrays or nests of arrays."""
     rest: Mapping[str, Any]
     """All other inputs, handed on as they are."""
@@ -98,9 +98,7 @@ class Sample:
 
     def label(self, name: str, place: int) -> str:
         """What to call an array in a message."""
-        flat = self.nests[name]
-        inside = flat.places[place] if flat.places is not None else f"[{place}]" if len(flat.leaves) > 1 else ""
-        return name + inside
+        return name + self.nests[name].paths[place]
 
     def filled(self, leaves: Iterable[Any]) -> "Sample":
         """The same with other arrays, one for each in order."""
@@ -167,11 +165,8 @@ def _by_name(term: Term, inputs: Any) -> Mapping[str, Any]:
     return prepared(dict.fromkeys(term.inputs.values(), inputs))
 
 
-def _flat(value: Any) -> Flat | None:
+def _flat(value: Any) -> Nest | None:
     """The arrays of an input; None where it holds anything else, or none."""
-    ops = owner(value)
-    if ops is not None:
-        return Flat(ops, [value], next, None)
     try:
         return flatten("check_term", "input", value)
     except BackendError:
@@ -179,7 +174,7 @@ def _flat(value: Any) -> Flat | None:
 
 
 def _chosen(
-    ops: Backend | None, nests: Mapping[str, Flat], names: Sequence[str], wrt: str | Sequence[str] | None
+    ops: Backend | None, nests: Mapping[str, Nest], names: Sequence[str], wrt: str | Sequence[str] | None
 ) -> tuple[str, ...]:
     floating = [
         name for name, flat in nests.items() if any(flat.ops.differentiable(leaf, asked=True) for leaf in flat.leaves)
