@@ -10,21 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penalties.app.report import RunLog, read
-from penalties.app.report.lines import Columns, number
-from penalties.app.report.reading import _Reader
+from penalties.app.report.columns import number
 from penalties.app.runs.disk import RunError
 
-from .synthetic import Part, config, everything, small, write_run
+from .synthetic import Part, config, small, write_run
 
 
 def records(folder: Path) -> list[dict]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def parsed(folder: Path) -> RunLog:
-    """The same log with every line parsed as JSON."""
-    return _Reader((folder / "metrics.jsonl").read_text(), Columns(shapes=False)).read(folder)
 
 
 def assert_same(a: RunLog, b: RunLog) -> None:
@@ -72,11 +66,6 @@ def test_numbers_are_those_of_the_log(tmp_path):
     assert set(base.weight.values) == {1.0}
     assert run.started == "2026-11-15T18:00:00Z"
     assert run.loss is base.value
-
-
-def test_a_log_is_read_the_same_with_shapes_and_by_parsing_every_line(tmp_path):
-    for name, folder in (("small", small(tmp_path / "a", metrics=2)), ("all", everything(tmp_path / "b"))):
-        assert_same(read(folder), parsed(folder)), name
 
 
 def test_lines_that_json_writes_without_spaces_are_read_too(tmp_path):
@@ -265,7 +254,6 @@ def test_numbers_that_are_missing_now_and_then(tmp_path):
     assert run.terms["a"].grad_norm.steps.tolist() == [0, 2, 3, 5, 6]
     assert np.isnan(run.terms["a"].value.at(5))
     assert run.terms["a"].value.at(6) == 6.5
-    assert_same(run, parsed(folder))
 
 
 @pytest.mark.parametrize("name", ["value", "grad_norm", "custom", "duration", "total_grad_norm"])
@@ -274,7 +262,6 @@ def test_terms_named_like_what_stands_beside_them(tmp_path, name):
     folder = write_run(tmp_path, steps=5, parts=parts)
     run = read(folder)
     assert run.terms[name].value.values.tolist() == [step / 3 for step in range(5)]
-    assert_same(run, parsed(folder))
 
 
 def test_values_of_other_types_are_no_numbers(tmp_path):
@@ -361,7 +348,7 @@ def test_a_run_that_ended_before_its_first_line_has_no_steps(tmp_path):
 
 
 def test_a_folder_without_a_run_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(RunError, match="holds no run: there is no metrics.jsonl in it") as caught:
+    with pytest.raises(RunError, match="has no metrics.jsonl") as caught:
         read(tmp_path)
     assert caught.value.status == 2
     with pytest.raises(RunError, match="nowhere is not a folder; expected that of a run") as caught:
@@ -383,18 +370,11 @@ def test_keys_never_come_out_of_a_log_or_a_config(tmp_path, monkeypatch):
     assert "tml-0123456789" not in str(run.terms["a"].failures) + str(run.config)
 
 
-def test_a_log_of_more_shapes_than_are_remembered(tmp_path):
-    """Every line has another set of terms."""
-    parts = {f"t{place}": Part(lambda step: 1.0, every=2**place) for place in range(7)}
-    folder = write_run(tmp_path, steps=[step * 3 for step in range(200)], parts=parts)
-    assert_same(read(folder), parsed(folder))
-
-
-def test_a_long_log_is_read_in_blocks(tmp_path):
-    folder = write_run(tmp_path, steps=5000, parts={"a": Part(lambda step: step / 7)}, cosines=lambda *_: 0.25)
+def test_a_long_log_is_read_whole(tmp_path):
+    folder = write_run(tmp_path, steps=1000, parts={"a": Part(lambda step: step / 7)}, cosines=lambda *_: 0.25)
     run = read(folder)
-    assert run.terms["a"].value.values.tolist() == [step / 7 for step in range(5000)]
-    assert len(run.cosines["base_loss", "a"]) == 5000
+    assert run.terms["a"].value.values.tolist() == [step / 7 for step in range(1000)]
+    assert len(run.cosines["base_loss", "a"]) == 1000
 
 
 NUMBERS = st.floats() | st.integers(-(10**20), 10**20) | st.just(10**400)
@@ -423,17 +403,10 @@ STEP = st.fixed_dictionaries(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(STEP, max_size=5), st.integers(1, 3))
-def test_any_log_is_read_the_same_with_shapes_and_by_parsing(tmp_path_factory, found, times):
-    folder = tmp_path_factory.mktemp("any")
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found * times))
-    assert_same(read(folder), parsed(folder))
-
-
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.text()
+        | STEP.map(json.dumps)
         | st.recursive(
             NUMBERS | st.text(),
             lambda inner: (

@@ -11,7 +11,7 @@ from ...errors import said
 from ...pipeline.output import BASE
 from ..privacy import hide
 from ..runs.disk import RunError
-from .lines import Columns, number
+from .columns import Columns, number, parts_of
 from .runlog import Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
 
 __all__ = ["read"]
@@ -26,37 +26,32 @@ _STEPS: Final = 10**15
 def read(folder: Path) -> RunLog:
     """What is in the folder of a run, however its process ended.
 
-    A last line without an end is left out, and so is a line that is no record (its number is in `unreadable`). Where a
-    run was resumed from an earlier step, the steps that it took again replace those of the first time.
+    A last line that is incomplete is left out, and so is a line that is not a record (`unreadable` has its number).
+    Where a run was resumed from an earlier step, the steps that it took again replace those of the first time.
     """
     path = folder / _LOG
     if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder; expected that of a run, as `penalties train` writes it", 2)
+        raise RunError(f"{folder} is not a folder; expected the folder of a run, as `penalties train` writes it", 2)
     try:
-        # Decoded at once: reading as text would look at every line for its kind of ending.
         text = hide(path.read_bytes().decode("utf-8", "replace"))
     except FileNotFoundError:
         if not (folder / _CONFIG).is_file():
-            raise RunError(f"{folder} holds no run: there is no {_LOG} in it", 2) from None
-        # It failed before its first line.
+            raise RunError(f"{folder} is not the folder of a run: it has no {_LOG}", 2) from None
+        # The run failed before its first line.
         text = ""
     except OSError as error:
         raise RunError(f"{path} cannot be read: {said(error)}") from error
-    try:
-        return _Reader(text, Columns()).read(folder)
-    except ValueError:
-        # Something that a shape took for a number was none: parse every line.
-        return _Reader(text, Columns(shapes=False)).read(folder)
+    return _Reader(text).read(folder)
 
 
 class _Reader:
     """The lines of one log, sorted by what they are."""
 
-    def __init__(self, text: str, columns: Columns) -> None:
-        self.text = text
-        self.columns = columns
+    def __init__(self, text: str) -> None:
+        self.lines = text.split("\n")
+        self.columns = Columns()
         self.evaluations: list[tuple[int, Mapping[str, Any]]] = []
-        """With the step lines before each."""
+        """With the number of step records before each."""
         self.events: list[Event] = []
         self.reasons: dict[str, str] = {}
         """Why terms have no gradient."""
@@ -67,19 +62,11 @@ class _Reader:
         self.torn = False
 
     def read(self, folder: Path) -> RunLog:
-        text, start = self.text, 0
-        while (start := self.columns.take(text, start)) < len(text):
-            end = text.find("\n", start)
-            line = text[start:] if end < 0 else text[start:end]
-            if line and not self._add(line):
-                if end < 0:
-                    self.torn = True
-                else:
-                    self.unreadable.append(text.count("\n", 0, start) + 1)
-            start += len(line) + 1
-        self.columns.finish()
+        *complete, rest = self.lines
+        self.unreadable = [at for at, line in enumerate(complete, 1) if line and not self._add(line)]
+        self.torn = bool(rest) and not self._add(rest)
         config = _config(folder)
-        # Every step line has its step.
+        # Every step record has its step.
         steps = self.columns.numbers("step")[1].astype(np.int64)
         taken = _Taken(self.columns, steps)
         names = _in_order(self.columns.terms, config)
@@ -127,12 +114,13 @@ class _Reader:
             return True
         if self.columns.count == 0 and isinstance(entry.get("time"), str):
             self.started = entry["time"]
-        for name, part in _parts(entry["loss"]).items():
+        parts = parts_of(entry["loss"])
+        for name, part in parts.items():
             if "grad_error" in part:
                 self.reasons[name] = str(part["grad_error"])
             if isinstance(part.get("grad_norms"), dict):
                 self.inputs.setdefault(name, {}).update(dict.fromkeys(part["grad_norms"]))
-        self.columns.add(entry, line)
+        self.columns.add(entry, parts)
         return True
 
     def _evaluated(self, steps: Ints, names: Sequence[str]) -> Evaluations:
@@ -189,13 +177,13 @@ class _Taken:
         """By pair; those that have no input in common have no cosine, though the log says 0."""
         found: dict[tuple[str, str], list[tuple[Ints, Floats]]] = {}
         rank = {name: place for place, name in enumerate(names)}
-        for places, present, read in self.columns.cosines:
-            matrices = _matrices(read, len(present))
-            kept = self.counts[places] & ~np.isnan(matrices).all(axis=(1, 2))
+        for present, (indices, found_matrices) in self.columns.cosines.items():
+            matrices = _matrices(found_matrices, len(present))
+            kept = self.counts[indices] & ~np.isnan(matrices).all(axis=(1, 2))
             for i, first in enumerate(present):
                 for j, second in enumerate(present[:i]):
                     pair = (first, second) if rank[first] < rank[second] else (second, first)
-                    found.setdefault(pair, []).append((places[kept], matrices[kept, i, j]))
+                    found.setdefault(pair, []).append((np.array(indices)[kept], matrices[kept, i, j]))
         apart = [pair for pair in found if _disjoint(inputs, *pair)]
         ordered = sorted(found.keys() - apart, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
         return {pair: self._joined(found[pair]) for pair in ordered}
@@ -259,13 +247,8 @@ def _is_loss(loss: Any) -> bool:
     return all(isinstance(part, dict) for part in parts)
 
 
-def _parts(loss: Mapping[str, Any]) -> dict[str, Any]:
-    """The base loss, if there is one, and the terms by name: the order of cosines."""
-    return {**({BASE: loss["base_loss"]} if "base_loss" in loss else {}), **loss.get("regularizers", {})}
-
-
 def _contribution(loss: Mapping[str, Any], name: str) -> float | None:
-    return number(_parts(loss).get(name, {}).get("value" if name == BASE else "contribution"))
+    return number(parts_of(loss).get(name, {}).get("value" if name == BASE else "contribution"))
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
