@@ -192,7 +192,7 @@ def test_a_closed_sink_says_so(tmp_path: Path):
     assert repr(sink) == f"<JSONLines {tmp_path / 'metrics.jsonl'}>"
     sink.close()
     sink.close()
-    with pytest.raises(PenaltiesError, match="<JSONLines .*, closed> takes no more events; make a new one"):
+    with pytest.raises(PenaltiesError, match="<JSONLines .*, closed> accepts no more events; make a new one"):
         sink("pipeline.stop", {}, {})
     with pytest.raises(PenaltiesError, match="cannot be entered again"), sink:
         pass

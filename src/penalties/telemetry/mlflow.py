@@ -11,10 +11,10 @@ __all__ = ["MLflow"]
 
 
 class MLflow(MetricsSink):
-    """Log the metrics of every stop to a run: the one of this id, or the one that is active in this thread.
+    """Log the metrics of every stop to a run: the one with this id, or the one that is active in this thread.
 
-    MLflow's stores do not take every name: after the first slash, further ones become full stops (`loss/l1.weighted`),
-    and signs that MLflow refuses become underscores. The run is not ended; whoever started it does that.
+    MLflow's stores do not accept every name: slashes after the first become full stops (`loss/l1.weighted`), and
+    characters that MLflow rejects become underscores. The run is not ended; whoever started it does that.
 
     >>> from penalties.telemetry import MLflow
     >>> try:
@@ -24,8 +24,8 @@ class MLflow(MetricsSink):
     MLflow: run_id=None; expected the id of a run, or an active one: call mlflow.start_run() first
     """
 
-    def __init__(self, run_id: str | None = None) -> None:
-        """Find the run, which must exist, in the store that MLflow is set to now."""
+    def __init__(self, run_id: str | None = None, *, tracking_uri: str | None = None) -> None:
+        """Find the run, which must exist, in this store, or in the one that MLflow is set to now."""
         mlflow = library("MLflow", "mlflow", package="mlflow", extra="mlflow")
         if run_id is None:
             # Now: MLflow's active run belongs to a thread, and events may come from another.
@@ -34,7 +34,7 @@ class MLflow(MetricsSink):
                 expected = "the id of a run, or an active one: call mlflow.start_run() first"
                 raise OptionError("MLflow", "run_id", None, expected)
             run_id = active.info.run_id
-        self._client = mlflow.MlflowClient()
+        self._client = mlflow.MlflowClient(tracking_uri)
         self._metric = mlflow.entities.Metric
         self.run_id: str = self._client.get_run(run_id).info.run_id
         super().__init__(f"run {self.run_id}")
@@ -47,6 +47,6 @@ class MLflow(MetricsSink):
 
 
 def _name(name: str) -> str:
-    # In MLflow's store of files a metric is a file, and so cannot be the folder of another one.
+    # MLflow's file store keeps a metric in a file of its name, which cannot also be the folder of another metric.
     group, slash, rest = name.partition("/")
     return re.sub(r"[^/\w.\- :]", "_", group + slash + rest.replace("/", "."))

@@ -1,7 +1,7 @@
 """OpenTelemetry: a span per call, an event per term."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .scalars import scalar
 from .sink import Sink, library
@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenTelemetry"]
 
+_FLUSH: Final = 1000
+"""Milliseconds that spans may take to be sent."""
+
 
 class OpenTelemetry(Sink):
-    """Make a span of every pipeline or custom loss call, with an event for each of its terms.
+    """Record every pipeline or custom loss call as a span, with an event for each of its terms.
 
     A span's attributes are `penalties.call`, `penalties.step` and so on, and at its end the flat metrics as
-    `penalties.metrics.l1`. A call that fails has its exception recorded and the status ERROR. The pipeline of a custom
-    loss is a child of its span. Only the API is used: without an SDK, or where a span is not sampled, no value is read.
+    `penalties.metrics.l1`. A call that fails has its exception recorded and the status ERROR. The span of a custom
+    loss's pipeline is its child. Only the API is used: without an SDK, or if a span is not sampled, no value is read.
 
     >>> from opentelemetry import trace
     >>> from penalties.telemetry import OpenTelemetry
@@ -37,7 +40,7 @@ class OpenTelemetry(Sink):
     )
 
     def __init__(self, tracer: "Tracer | None" = None) -> None:
-        """Take the given tracer, or the global provider's."""
+        """Use the given tracer, or that of the global provider."""
         library("OpenTelemetry", "opentelemetry.trace", package="opentelemetry-api", extra="otel")
         from opentelemetry import trace
 
@@ -57,7 +60,7 @@ class OpenTelemetry(Sink):
             if span is not None and span.is_recording():
                 span.add_event(event, _term(measurements, metadata))
         else:
-            # None where the call had begun before the sink was attached.
+            # None if the call began before the sink was attached.
             span = self._spans.pop((kind, call), None)
             if span is not None:
                 self._end(span, moment, metadata)
@@ -65,7 +68,7 @@ class OpenTelemetry(Sink):
     def _start(self, kind: str, call: Any, metadata: Mapping[str, Any]) -> None:
         parent = self._spans.get(("custom_loss", call))
         context = None if parent is None else self._trace.set_span_in_context(parent)
-        # The step may be an array; it is one number, and the call reads it at most once.
+        # The step may be an array, which is read once per call.
         known = {**metadata, "step": scalar(metadata.get("step"))}
         attributes = {f"penalties.{name}": value for name, value in known.items() if _is_plain(value)}
         self._spans[kind, call] = self._tracer.start_span(kind, context, attributes=attributes)
@@ -81,6 +84,13 @@ class OpenTelemetry(Sink):
                 span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
         span.end()
 
+    def flush(self) -> None:
+        """Have the provider send what is waiting, for a second at most."""
+        # The SDK's provider has it; that of the API alone sends nothing, and has not.
+        flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
+        if flush is not None:
+            flush(_FLUSH)
+
     def close(self) -> None:
         """End the spans that are still open."""
         super().close()
@@ -92,7 +102,7 @@ class OpenTelemetry(Sink):
 
 
 def _term(measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    # Plain values only: an array may be on a device, and the span's metrics bring its number in one transfer.
+    # Plain values only: an array may be on a device, and the span's metrics read it in one transfer.
     attributes = {name: value for name, value in {**measurements, **metadata}.items() if _is_plain(value)}
     if "error" in metadata:
         attributes["exception.type"] = type(metadata["error"]).__name__

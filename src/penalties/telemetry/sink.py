@@ -16,17 +16,17 @@ _STOPS: Final = ("pipeline.stop", "custom_loss.stop")
 
 
 class Sink(ABC):
-    """A handler that takes events to one place. As a context manager it is attached inside, and closed at the end.
+    """A handler that sends events to one destination. As a context manager it is attached inside, closed at the end.
 
     A subclass says in `record` what becomes of an event, and in `close` what has to be released.
     """
 
     events: tuple[str, ...] = _STOPS
-    """What it hears unless `attach` says otherwise."""
+    """The events that it receives unless `attach` says otherwise."""
 
-    def __init__(self, place: str) -> None:
-        """Keep the place, which `repr` shows."""
-        self.place: str = place
+    def __init__(self, destination: str) -> None:
+        """Keep the destination, which `repr` shows."""
+        self.destination: str = destination
         self.closed: bool = False
         self._lock = threading.Lock()
         self._handler_id = ""
@@ -35,24 +35,27 @@ class Sink(ABC):
 
     @abstractmethod
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """Take one event there."""
+        """Send one event."""
+
+    def flush(self) -> None:  # noqa: B027 (in most sinks nothing waits)
+        """Send what is waiting."""
 
     def close(self) -> None:
-        """Take no more events. To close twice is to close once."""
+        """Accept no more events. Closing twice is the same as closing once."""
         self.closed = True
 
     def __call__(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """The handler: refuse where closed, else record."""
+        """The handler: record the event, or raise if the sink is closed."""
         self.check_open()
         self.record(event, measurements, metadata)
 
     def check_open(self) -> None:
-        """Refuse to go on where closed."""
+        """Raise if the sink is closed."""
         if self.closed:
-            raise PenaltiesError(f"{self!r} takes no more events; make a new one")
+            raise PenaltiesError(f"{self!r} accepts no more events; make a new one")
 
     def step(self, event: str, metadata: Mapping[str, Any]) -> int | None:
-        """The event's step; where it has none, the number of calls that have stopped before it."""
+        """The event's step; where it has none, the number of calls that stopped before it."""
         given = metadata.get("step")
         if given is not None:
             return scalar(given)
@@ -76,36 +79,36 @@ class Sink(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.place}{', closed' if self.closed else ''}>"
+        return f"<{type(self).__name__} {self.destination}{', closed' if self.closed else ''}>"
 
 
 class MetricsSink(Sink):
-    """A sink of numbers by name and step: it takes stops, and from them the flat metrics in one transfer."""
+    """A sink of numbers by name and step: from each stop it reads the flat metrics, in one transfer."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, destination: str) -> None:
         """Nothing is logged yet."""
-        super().__init__(place)
+        super().__init__(destination)
         self._logged: object = None
-        self._normed = False
+        self._has_norms = False
 
     @abstractmethod
     def log(self, metrics: Mapping[str, float], step: int | None) -> None:
-        """Take the numbers of one step there."""
+        """Send the numbers of one step."""
 
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """Log the output's metrics, once for a call: a custom loss and its pipeline both stop with the same.
+        """Log the output's metrics once per call: a custom loss and its pipeline both stop, with the same numbers.
 
-        But for norms that only the custom loss has, where they were measured at the parameters: those come second.
+        Norms measured at the parameters are the exception: only the custom loss has them, and they come second.
         """
         output = metadata.get("output")
         if output is None:
-            raise PenaltiesError(f"{self!r} takes {' and '.join(_STOPS)} with their output; got {event}")
+            raise PenaltiesError(f"{self!r} takes {' and '.join(_STOPS)}, which have an output; got {event}")
         call = metadata.get("call")
-        normed = output.total_grad_norm is not None
+        has_norms = output.total_grad_norm is not None
         again = call is not None and call == self._logged
-        if again and (self._normed or not normed):
+        if again and (self._has_norms or not has_norms):
             return
-        self._logged, self._normed = call, normed
+        self._logged, self._has_norms = call, has_norms
         metrics = output.metrics(style="slash")
         if again:
             metrics = {name: value for name, value in metrics.items() if name.startswith("grad_norm/")}
@@ -118,5 +121,5 @@ def library(what: str, module: str, *, package: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is there, and something that it needs is not
+            raise  # it is installed, and something that it needs is not
         raise MissingLibraryError(what, package, extra) from None

@@ -4,18 +4,24 @@ import importlib
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
 from .sink import MetricsSink, library
 
 __all__ = ["TensorBoard"]
 
+_FLUSH: Final = 10
+"""Seconds until TensorBoard sees what was written."""
+
 
 class TensorBoard(MetricsSink):
     """Write the metrics of every stop to a folder that TensorBoard shows.
 
-    PyTorch's own writer is used where it and TensorBoard are installed, and tensorboardX otherwise. Tags are grouped
-    as `loss/l1`, `grad_norm/l1`, `weight/l1`.
+    PyTorch's own writer is used where PyTorch and TensorBoard are installed, and tensorboardX otherwise. Tags are
+    grouped as `loss/l1`, `grad_norm/l1`, `weight/l1`.
+
+    A run that is resumed passes its first step as `purge_step`: TensorBoard then hides what was written for that step
+    and later ones before.
 
     >>> import tempfile
     >>> from penalties.telemetry import TensorBoard, attach, detach
@@ -26,15 +32,19 @@ class TensorBoard(MetricsSink):
     >>> sink.close()
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        """Open a file for events in the folder, which is made where it does not exist."""
+    def __init__(self, log_dir: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
+        """Open an event file in the folder, which is created if it does not exist."""
         super().__init__(os.fspath(log_dir))
-        self._writer = _writer()(log_dir=os.fspath(log_dir))
+        self._writer = _writer()(log_dir=os.fspath(log_dir), purge_step=purge_step, flush_secs=_FLUSH)
 
     def log(self, metrics: Mapping[str, float], step: int | None) -> None:
         """Write a scalar per metric."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Hand what was written to the disk."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what is pending and close the file."""
@@ -44,7 +54,7 @@ class TensorBoard(MetricsSink):
 
 
 def _writer() -> Any:
-    # Asked first, because PyTorch takes seconds to import and cannot write without it.
+    # Checked first: PyTorch takes seconds to import, and cannot write without TensorBoard.
     if find_spec("tensorboard") is not None:
         try:
             return importlib.import_module("torch.utils.tensorboard").SummaryWriter

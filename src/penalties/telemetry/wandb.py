@@ -14,7 +14,8 @@ class WeightsAndBiases(MetricsSink):
     """Log the metrics of every stop to a run: the given one, or the active one, `wandb.run`.
 
     Events without a step take the next one of the run's own count. W&B drops a row whose step is below the run's last:
-    who passes steps to a pipeline passes the same to `run.log`. The run is not finished; whoever started it does that.
+    if you pass steps to a pipeline, pass the same steps to `run.log`. The run is not finished; whoever started it does
+    that.
 
     >>> from penalties.telemetry import WeightsAndBiases
     >>> try:
@@ -33,7 +34,7 @@ class WeightsAndBiases(MetricsSink):
         super().__init__(f"run {self.run.id}")
 
     def step(self, event: str, metadata: Mapping[str, Any]) -> int | None:
-        """The event's step, or None, where W&B counts itself."""
+        """The event's step, or None, and then W&B counts."""
         return scalar(metadata.get("step"))
 
     def log(self, metrics: Mapping[str, float], step: int | None) -> None:

@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penalties.app.privacy import hide
-from penalties.app.runs import Run, lock, log
+from penalties.app.runs import Run, log
 from penalties.app.runs.differences import differences
 from penalties.app.runs.disk import RunError, discard, writing
 from penalties.app.runs.lock import Lock
@@ -104,58 +103,6 @@ class TestLock:
                 Lock(tmp_path / "lock")
             process.kill()
         Lock(tmp_path / "lock").release()
-
-    def test_of_a_fork_is_not_the_forks(self, tmp_path: Path) -> None:
-        held = Lock(tmp_path / "lock")
-        lock._forked()
-        Lock(tmp_path / "lock").release()
-        held.release()
-
-    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
-    def test_a_file_system_without_locks_is_named(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-    ) -> None:
-        monkeypatch.setattr(lock, "_take", failing(number))
-        with pytest.raises(RunError) as raised:
-            Lock(tmp_path / "lock")
-        assert f"[Errno {number}]" in str(raised.value)
-        assert "has no locks; choose a folder on another with --run" in str(raised.value)
-        assert raised.value.status == 2
-
-    @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
-    def test_one_that_is_held_is_so_whatever_the_system_calls_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-    ) -> None:
-        monkeypatch.setattr(lock, "_take", failing(number))
-        with pytest.raises(RunError, match="is being written by another process"):
-            Lock(tmp_path / "lock")
-
-    @pytest.mark.parametrize("call", ["write", "ftruncate"])
-    def test_one_that_cannot_say_who_has_it_is_let_go(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-    ) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, failing(errno.ENOSPC))
-            with pytest.raises(OSError, match="No space"):
-                Lock(tmp_path / "lock")
-        Lock(tmp_path / "lock").release()
-
-    def test_on_windows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        taken: list[tuple[int, int]] = []
-
-        def locking(descriptor: int, mode: int, count: int) -> None:
-            place = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if taken:
-                raise OSError(13, "taken")
-            taken.append((place, count))
-
-        monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
-        monkeypatch.setattr(lock.sys, "platform", "win32")
-        held = Lock(tmp_path / "lock")
-        assert taken == [(1 << 30, 1)]
-        with pytest.raises(RunError, match=f"process {os.getpid()}"):
-            Lock(tmp_path / "lock")
-        held.release()
 
 
 class TestLog:

@@ -1,27 +1,18 @@
-"""One writer at a time: a lock that ends with the process that holds it, however that ends."""
+"""One writer at a time: a lock that ends with the process that holds it, however the process ends."""
 
-import errno
+import contextlib
 import os
 import socket
-import sys
-import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
+from ...errors import MissingLibraryError
 from .disk import RunError
 
 __all__ = ["Lock"]
 
-_HELD: Final = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-"""What the system says where another has the lock; whatever else it says, there is none to have."""
-
-_FAR: Final = 1 << 30
-"""The byte that Windows locks: what is locked there cannot be read, and the name of the holder can."""
-
 
 class Lock:
-    """The lock of a run folder; taken when it is made, or a `RunError` that says who has it.
+    """The lock of a run folder, acquired when it is made; a `RunError` names the process that holds it.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -37,65 +28,35 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        """Take it, and leave word of who has it."""
-        # The file stays: to remove it would let two hold locks of two files of one name.
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        """Acquire it, and write down who holds it."""
         try:
-            self._lock(path)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-        _held.add(self)
+            import filelock
+        except ImportError as error:
+            raise MissingLibraryError("a run folder", "filelock", extra="cli") from error
 
-    def _lock(self, path: Path) -> None:
+        # thread_local=False: a run may be closed by another thread than the one that opened it.
+        self._lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
         try:
-            _take(self._descriptor)
-        except OSError as error:
-            if error.errno not in _HELD:
-                raise RunError(
-                    f"{path} cannot be locked ({error}): the file system has no locks; "
-                    "choose a folder on another with --run",
-                    2,
-                ) from error
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            holder = os.read(self._descriptor, 200).decode(errors="replace").strip() or "another process"
+            self._lock.acquire()
+        except filelock.Timeout:
             raise RunError(
-                f"{path.parent} is being written by {holder}; wait for it, or choose another folder with --run", 2
+                f"{path.parent} is being written by {_holder(path)}; wait for it, or choose another folder with --run",
+                2,
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise RunError(
+                f"{path} cannot be locked ({error}); choose a folder on a file system with locks, by --run", 2
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        # Windows lets nobody write to a locked file: there the holder has no name.
+        with contextlib.suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
 
     def release(self) -> None:
-        """Let others have it. To release twice is to release once."""
-        if self in _held:
-            _held.discard(self)
-            os.close(self._descriptor)
+        """Let others acquire it. Releasing twice is the same as releasing once."""
+        self._lock.release()
 
 
-_held: "Final[weakref.WeakSet[Lock]]" = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """A fork has the same file open: with it the lock would outlive the process that took it."""
-    for lock in list(_held):
-        lock.release()
-
-
-def _never(*, after_in_child: Callable[[], None]) -> None:
-    """Windows cannot fork."""
-
-
-getattr(os, "register_at_fork", _never)(after_in_child=_forked)
-
-
-def _take(descriptor: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        os.lseek(descriptor, _FAR, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace").strip() or "another process"
+    return "another process"

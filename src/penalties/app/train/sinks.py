@@ -1,12 +1,10 @@
-"""Where metrics go beside the run's own log: the sinks of a config, attached while a run trains."""
+"""The sinks of a config, attached while a run trains: metrics beside the run's own log."""
 
 import contextlib
-import importlib
 import json
 import logging
 import os
 import secrets
-import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
@@ -26,25 +24,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Sinks", "attached"]
 
-_HEARS: Final = ("pipeline.start", "pipeline.stop", "pipeline.exception", "term.stop", "term.exception")
-"""A step is one call of a pipeline: what is told of the custom loss around it is the same again, but for norms."""
-_KNOWN: Final = "sinks.json"
+_EVENTS: Final = ("pipeline.start", "pipeline.stop", "pipeline.exception", "term.stop", "term.exception")
+"""A step is one call of a pipeline; the custom loss around it would repeat all but the gradient norms."""
+_IDS: Final = "sinks.json"
 _TRACKING: Final = "MLFLOW_TRACKING_URI"
-_PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""What MLflow may take for a request, unless the user says otherwise: by its own measure, a server that is not there
-holds a run up for minutes."""
+_HTTP: Final = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""Limits of MLflow's requests, unless the user sets others: by default a missing server holds a run up for minutes."""
 _ENDED: Final = {"success": "FINISHED", "errored": "FAILED", "interrupted": "KILLED"}
-"""How a run ended, as MLflow says it."""
-_FLUSH: Final = 1000
-"""Milliseconds that spans may take to be sent at a checkpoint."""
-_LATEST: Final = 10.0
-"""Seconds until TensorBoard sees what was written."""
+"""How a run ended, in MLflow's words."""
 
 
 class Sinks:
-    """The sinks of a run; while held-out data are looked at, they hear nothing of it.
+    """The sinks of a run; they are muted while held-out data are evaluated.
 
-    One that fails, whenever that is, is reported once and hears no more, and the run goes on.
+    A sink that fails is reported once and detached, and the run goes on.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -57,31 +50,27 @@ class Sinks:
         self._muted = False
 
     def add(self, name: str, make: Callable[[contextlib.ExitStack], Sink], ending: contextlib.ExitStack) -> None:
-        """Make a sink and attach it; the stack ends it."""
+        """Make a sink and attach it; the stack closes it."""
         own = contextlib.ExitStack()
         ending.callback(self._try, name, own.close)
-
-        def begin() -> None:
+        try:
             sink = make(own)
             own.callback(sink.close)
             self._sinks[name] = sink
-            events = [event for event in _HEARS if event in sink.events]
+            events = [event for event in _EVENTS if event in sink.events]
             if isinstance(sink, MetricsSink):
                 # Gradients at the parameters are measured after the pipeline stopped.
                 events.append("custom_loss.stop")
-            own.callback(telemetry.detach, telemetry.attach(self._hearing(name), events))
-
-        try:
-            begin()
+            own.callback(telemetry.detach, telemetry.attach(self._handler(name), events))
         except ImportError:
-            # The user can mend it, and nothing is trained yet.
+            # Nothing is trained yet, and the user can install it.
             raise
         except Exception as error:
             self._fail(name, error)
 
     @contextlib.contextmanager
     def muted(self) -> Generator[None]:
-        """Hear nothing meanwhile: one would take the numbers of an evaluation for those of a step."""
+        """Pass nothing on meanwhile: a sink would take the numbers of an evaluation for those of a step."""
         self._muted = True
         try:
             yield
@@ -89,27 +78,27 @@ class Sinks:
             self._muted = False
 
     def evaluated(self, output: LossOutput, step: int) -> None:
-        """The numbers of an evaluation: under `eval/`, or a span of that name."""
+        """Pass on the numbers of an evaluation: under `eval/`, or as a span of that name."""
         metrics = {f"eval/{name}": value for name, value in output.metrics(style="slash").items()}
         for name, sink in list(self._sinks.items()):
             if isinstance(sink, MetricsSink):
                 self._try(name, lambda sink=sink: sink.log(metrics, step))
-            elif isinstance(sink, _OpenTelemetry):
-                self._try(name, lambda sink=sink: sink.evaluated(output, step))
+            elif isinstance(sink, telemetry.OpenTelemetry):
+                self._try(name, lambda sink=sink: sink.record("eval.start", {}, {"step": step}))
+                self._try(name, lambda sink=sink: sink.record("eval.stop", {}, {"output": output}))
 
     def flush(self) -> None:
-        """Have everything written that was heard, so that a checkpoint has no more than the sinks."""
+        """Have the sinks send what is waiting."""
         for name, sink in list(self._sinks.items()):
-            if isinstance(sink, _TensorBoard | _OpenTelemetry):
-                self._try(name, sink.flush)
+            self._try(name, sink.flush)
 
-    def _hearing(self, name: str) -> telemetry.Handler:
-        def hear(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    def _handler(self, name: str) -> telemetry.Handler:
+        def handle(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
             sink = self._sinks.get(name)
             if sink is not None and not self._muted:
                 self._try(name, lambda: sink(event, measurements, metadata))
 
-        return hear
+        return handle
 
     def _try(self, name: str, do: Callable[[], None]) -> None:
         try:
@@ -121,7 +110,7 @@ class Sinks:
         self._sinks.pop(name, None)
         if name not in self._failed:
             self._failed.add(name)
-            self._report(f"sinks.{name} failed, and hears no more of the run: {hide(said(error).splitlines()[0])}")
+            self._report(f"sinks.{name} failed and was detached: {hide(said(error).splitlines()[0])}")
 
 
 def _logged(message: str) -> None:
@@ -130,12 +119,12 @@ def _logged(message: str) -> None:
 
 
 class _Run(NamedTuple):
-    """What a sink may want to know of the run."""
+    """What a sink may need to know about the run."""
 
     folder: Path
     config: Mapping[str, Any]
     step: int
-    """The first step that it will hear of."""
+    """The first step that it will receive."""
     status: Callable[[], str]
     """How it ended, once it has."""
 
@@ -151,7 +140,7 @@ def attached(
 ) -> Generator[Sinks]:
     """The sinks that a config asks for, for the run in this folder, until the end of the block.
 
-    A run that goes on does so at `step`. What fails is told to `report`, or logged with its traceback.
+    A resumed run starts at `step`. Failures are passed to `report`, or logged with their traceback.
     """
     folder = folder.absolute()
     with contextlib.ExitStack() as ending:
@@ -164,68 +153,34 @@ def attached(
         yield sinks
 
 
-class _TensorBoard(telemetry.TensorBoard):
-    """All scalars of a step in one event: one by one, 27 of them took 1.3 ms, and as much in the writer's thread."""
-
-    def __init__(self, log_dir: str | Path, step: int) -> None:
-        super().__init__(log_dir)
-        torch = type(self._writer).__module__.startswith("torch.")
-        proto = f"{'tensorboard.compat' if torch else 'tensorboardX'}.proto"
-        self._summary: Any = importlib.import_module(f"{proto}.summary_pb2").Summary
-        self._events: Any = importlib.import_module(f"{proto}.event_pb2")
-        file = self._writer._get_file_writer().event_writer
-        # tensorboardX puts events into a queue that its flush does not wait for: here they pass it.
-        self._write: Callable[[Any], None] = file.add_event if torch else file._ev_writer.write_event
-        self._next = 0.0
-        if step > 0:
-            self._forget(step)
-
-    def _forget(self, step: int) -> None:
-        """Have TensorBoard forget what came after this step, as a writer's `purge_step` does."""
-        # The evaluation at this step was before the checkpoint, and is not done again: the step itself stays with it.
-        first, log = step + 1, self._events.SessionLog
-        self._write(self._events.Event(step=first, file_version="brain.Event:2"))
-        self._write(self._events.Event(step=first, session_log=log(status=log.START)))
-
-    def log(self, metrics: Mapping[str, float], step: int | None) -> None:
-        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._write(self._events.Event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-        if time.monotonic() >= self._next:
-            self.flush()
-
-    def flush(self) -> None:
-        self._writer.flush()
-        self._next = time.monotonic() + _LATEST
-
-
 def _tensorboard(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
-    # In a folder that others may share, each run has one of its own.
-    place = run.folder / "tensorboard" if options.folder is None else Path(options.folder) / run.folder.name
-    return _TensorBoard(place, run.step)
+    # In a folder that runs may share, each has one of its own.
+    folder = run.folder / "tensorboard" if options.folder is None else Path(options.folder) / run.folder.name
+    # The evaluation at the checkpoint's step is not done again, so that step stays visible.
+    return telemetry.TensorBoard(folder, purge_step=run.step + 1 if run.step else None)
 
 
 def _mlflow(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
     mlflow = library("sinks.mlflow", "mlflow", package="mlflow", extra="mlflow")
-    where = options.tracking_uri or os.environ.get(_TRACKING) or _store(run.folder)
-    ending.enter_context(_patience())
-    client = mlflow.MlflowClient(where)
+    store = options.tracking_uri or os.environ.get(_TRACKING) or _store(run.folder)
+    ending.enter_context(_http_limits())
+    client = mlflow.MlflowClient(store)
 
     def begin() -> str:
         found = client.get_experiment_by_name(options.experiment)
         experiment = client.create_experiment(options.experiment) if found is None else found.experiment_id
         return client.create_run(experiment, run_name=run.folder.name).info.run_id
 
-    run_id = _same(run.folder, "mlflow", begin)
+    run_id = _kept_id(run.folder, "mlflow", begin)
     client.update_run(run_id, "RUNNING")
     ending.callback(lambda: client.set_terminated(run_id, _ENDED[run.status()]))
-    with _tracking(mlflow, where):
-        return telemetry.MLflow(run_id)
+    return telemetry.MLflow(run_id, tracking_uri=store)
 
 
 @contextlib.contextmanager
-def _patience() -> Generator[None]:
+def _http_limits() -> Generator[None]:
     """Let no request of MLflow's take long; it reads the environment at each of them."""
-    ours = {name: value for name, value in _PATIENCE.items() if name not in os.environ}
+    ours = {name: value for name, value in _HTTP.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield
@@ -234,34 +189,21 @@ def _patience() -> Generator[None]:
             os.environ.pop(name, None)
 
 
-@contextlib.contextmanager
-def _tracking(mlflow: Any, where: str) -> Generator[None]:
-    """MLflow's own setting, which is another one's too, and which it puts into the environment."""
-    before, set_there = mlflow.get_tracking_uri(), _TRACKING in os.environ
-    mlflow.set_tracking_uri(where)
-    try:
-        yield
-    finally:
-        mlflow.set_tracking_uri(before)
-        if not set_there:
-            os.environ.pop(_TRACKING, None)
-
-
 def _store(folder: Path) -> str:
-    """A store of MLflow's in the run: a database where it can have one, files for the small MLflow."""
+    """The URI of a store of MLflow's in the run: a database if it can have one, files with the small MLflow."""
     if find_spec("sqlalchemy") is not None:
         return f"sqlite:///{folder}/mlflow.db"
-    # It would have us run a server instead.
+    # Without this, MLflow asks the user to run a server instead.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     return (folder / "mlflow").as_uri()
 
 
 def _wandb(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
     wandb = library("sinks.wandb", "wandb", package="wandb", extra="wandb")
-    there = wandb.init(
+    started = wandb.init(
         project=options.project,
         name=run.folder.name,
-        id=_same(run.folder, "wandb", lambda: secrets.token_hex(4)),
+        id=_kept_id(run.folder, "wandb", lambda: secrets.token_hex(4)),
         dir=str(run.folder),
         config=dict(run.config),
         mode="offline",
@@ -269,26 +211,12 @@ def _wandb(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
         reinit="create_new",
         settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
     )
-    ending.callback(lambda: there.finish(exit_code=int(run.status() != "success")))
-    return telemetry.WeightsAndBiases(there)
-
-
-class _OpenTelemetry(telemetry.OpenTelemetry):
-    """With a span for each evaluation, and a way to send what is waiting."""
-
-    def evaluated(self, output: LossOutput, step: int) -> None:
-        self.record("eval.start", {}, {"step": step})
-        self.record("eval.stop", {}, {"output": output})
-
-    def flush(self) -> None:
-        # The SDK's provider has it; that of the API alone, which sends nothing, has not.
-        flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
-        if flush is not None:
-            flush(_FLUSH)
+    ending.callback(lambda: started.finish(exit_code=int(run.status() != "success")))
+    return telemetry.WeightsAndBiases(started)
 
 
 def _opentelemetry(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
-    return _OpenTelemetry()
+    return telemetry.OpenTelemetry()
 
 
 _MAKERS: Final[dict[str, Callable[[Any, _Run, contextlib.ExitStack], Sink]]] = {
@@ -300,12 +228,12 @@ _MAKERS: Final[dict[str, Callable[[Any, _Run, contextlib.ExitStack], Sink]]] = {
 """A sink of a config is a function here, and a line."""
 
 
-def _same(folder: Path, name: str, begin: Callable[[], str]) -> str:
-    """The id that the run has there, the same again when it goes on."""
-    path = folder / _KNOWN
+def _kept_id(folder: Path, name: str, begin: Callable[[], str]) -> str:
+    """The id that the run has in a service, the same when it is resumed."""
+    path = folder / _IDS
     known: dict[str, str] = json.loads(path.read_bytes()) if path.is_file() else {}
     if name not in known:
         known[name] = begin()
         with writing(path):
-            write_atomically(path, (json.dumps(known) + "\n"))
+            write_atomically(path, json.dumps(known) + "\n")
     return known[name]
