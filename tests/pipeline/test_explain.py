@@ -166,7 +166,6 @@ class TestMonitor:
             ({"every": 0}, "Monitor: every=0"),
             ({"window": 1}, "Monitor: window=1"),
             ({"jump": 0.5}, "Monitor: jump=0.5; expected None or a number above 1"),
-            ({"dominanse": 2.0}, "Monitor: dominanse=2.0; expected only every, jump"),
             ({"dominance": 0.5}, "Monitor: dominance=0.5"),
         ],
     )

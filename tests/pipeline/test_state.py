@@ -1,15 +1,13 @@
-"""Terms that remember, and their state on disk."""
+"""Terms that remember."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penalties as pn
-from tests.libraries import JAX, LIBRARIES, TORCH, close
+from tests.libraries import LIBRARIES, TORCH, close
 
 
 def counted(x: Any, state: Any) -> Any:
@@ -189,72 +187,3 @@ class TestStateOfOnesOwn:
     def test_must_be_returned(self) -> None:
         with pytest.raises(pn.TermError, match=r"forgetful: takes state and returned an? .*expected Evaluation"):
             pn.Pipeline([pn.Term(lambda x, state: x.sum(), name="forgetful")])(np.ones(1))
-
-
-class TestOnDisk:
-    def test_round_trip(self, tmp_path: Path) -> None:
-        state = {
-            "ema": {"before": np.float32(1.5), "inner": None},
-            "own": {"text": "é", "list": [1, 2.5, True], "tuple": (np.arange(6.0).reshape(2, 3), ()), "nan": math.nan},
-        }
-        pn.save_state(state, tmp_path / "state.safetensors")
-        np.testing.assert_equal(pn.load_state(tmp_path / "state.safetensors"), state)
-        assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
-
-    def test_a_run_goes_on_where_it_stopped(self, library: Any, tmp_path: Path) -> None:
-        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1)), pn.Normalized(pn.Term(pn.l2)), pn.Term(counted)])
-        out = pipeline(library.array([1.0, 2.0]))
-        pn.save_state(out.state, tmp_path / "state")
-        state = pn.load_state(tmp_path / "state", library.name)
-        x = library.array([3.0, 1.0])
-        assert pipeline(x, state=state).metrics() == pipeline(x, state=out.state).metrics()
-
-    def test_bfloat16_is_widened(self, autodiff: Any, tmp_path: Path) -> None:
-        pn.save_state({"a": autodiff.array([1.5], "bfloat16")}, tmp_path / "state")
-        assert pn.load_state(tmp_path / "state")["a"].tolist() == [1.5]
-
-    def test_nothing_is_left_of_a_write_that_fails(self, tmp_path: Path) -> None:
-        pn.save_state({"a": 1}, tmp_path / "state")
-        with pytest.raises(pn.TermError, match=r"state\.b: holds an object; to be saved"):
-            pn.save_state({"b": object()}, tmp_path / "state")
-        with pytest.raises(pn.TermError, match=r"state\.b: has the key 3; to be saved, keys are strings"):
-            pn.save_state({"b": {3: 1}}, tmp_path / "state")
-        with pytest.raises(FileNotFoundError):
-            pn.save_state({"a": 1}, tmp_path / "missing" / "state")
-        assert pn.load_state(tmp_path / "state") == {"a": 1}
-
-    def test_what_is_no_state(self, tmp_path: Path) -> None:
-        for name, data in (("text", b"not a state at all"), ("empty", b"")):
-            (tmp_path / name).write_bytes(data)
-            with pytest.raises(pn.InputError, match="is no state that save_state wrote"):
-                pn.load_state(tmp_path / name)
-
-    def test_another_version(self, tmp_path: Path) -> None:
-        import safetensors.numpy
-
-        header = {"penalties": json.dumps({"version": 99, "state": {}})}
-        (tmp_path / "state").write_bytes(safetensors.numpy.save({}, metadata=header))
-        with pytest.raises(pn.InputError, match="has version 99; this library reads 1"):
-            pn.load_state(tmp_path / "state")
-
-    def test_unknown_library(self, tmp_path: Path) -> None:
-        with pytest.raises(pn.OptionError, match='library="keras"; expected "numpy", "torch" or "jax"'):
-            pn.load_state(tmp_path / "state", "keras")  # type: ignore[arg-type]
-
-    def test_without_safetensors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import sys
-
-        monkeypatch.setitem(sys.modules, "safetensors", None)
-        monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-        with pytest.raises(pn.MissingLibraryError, match=r'needs safetensors: pip install "penalties\[state\]"'):
-            pn.save_state({}, tmp_path / "state")
-
-
-def test_jax_state_lies_on_the_device_asked_for(tmp_path: Path) -> None:
-    if JAX not in LIBRARIES:
-        pytest.skip("needs JAX")
-    import jax
-
-    pn.save_state({"a": np.ones(2)}, tmp_path / "state")
-    device = jax.devices()[0]
-    assert pn.load_state(tmp_path / "state", "jax", device)["a"].devices() == {device}

@@ -2,10 +2,12 @@
 
 from . import gradients, schedules
 from .evaluation import Evaluation
-from .explanation import Explanation, Finding, Monitor, Share, explain
+from .explanation import Explanation, Finding, Share, explain
+from .monitor import Monitor
 from .output import LossOutput, TermOutput
 from .pipeline import Pipeline
-from .state import EMA, Normalized, load_state, save_state
+from .saving import load_state, save_state
+from .state import EMA, Normalized
 from .term import Regularizer, Term
 
 __all__ = [

@@ -1,30 +1,43 @@
-"""Which terms drive training, which fight, and which do nothing."""
+"""Which terms drive training, which conflict, and which do nothing."""
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from ..errors import OptionError
-from ..functional.options import check_count, check_number
-from ..telemetry import events
+from ..functional.options import check_number
 from .output import LossOutput, TermOutput
 from .table import table
 
-__all__ = ["Explanation", "Finding", "Monitor", "Share", "explain"]
+__all__ = [
+    "CONFLICT",
+    "DOMINANCE",
+    "EXPLOSION",
+    "Explanation",
+    "Finding",
+    "Kind",
+    "Share",
+    "check_thresholds",
+    "explain",
+]
 
 Kind: TypeAlias = Literal["dominates", "conflicts", "does nothing", "explodes", "failed", "no gradient"]
+"""What a finding says about its terms."""
 
-_DOMINANCE: Final = 100.0
-_CONFLICT: Final = -0.3
-_EXPLOSION: Final = 100.0
+DOMINANCE: Final = 100.0
+"""A term dominates another when its weighted gradient, or contribution, is more than this many times as large."""
+
+CONFLICT: Final = -0.3
+"""Two terms conflict when the cosine between their gradients is below this."""
+
+EXPLOSION: Final = 100.0
+"""The gradient of the total explodes when it is longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one term is of the whole. Shares are of sums of magnitudes, so that opposites do not hide each other."""
+    """One term's part of the whole. Shares are of sums of magnitudes, so that opposite signs do not cancel out."""
 
     name: str
     value: float | None
@@ -46,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Shares of the loss and of the gradient, and what stands out, most urgent first. `str()` is a table.
+    """Each term's share of the loss and of the gradient, and the findings, most urgent first. `str()` is a table.
 
     >>> import torch
     >>> import penalties as pn
@@ -65,7 +78,7 @@ class Explanation:
     findings: tuple[Finding, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as nested plain data."""
+        """Nested plain data."""
         return {
             "total": self.total,
             "total_grad_norm": self.total_grad_norm,
@@ -115,26 +128,26 @@ def _percent(share: float | None) -> str:
 def explain(
     out: LossOutput,
     *,
-    dominance: float = _DOMINANCE,
-    conflict: float = _CONFLICT,
-    explosion: float = _EXPLOSION,
+    dominance: float = DOMINANCE,
+    conflict: float = CONFLICT,
+    explosion: float = EXPLOSION,
 ) -> Explanation:
-    """What each term is of the loss and of the gradient, and which dominate, conflict, do nothing or explode.
+    """Each term's share of the loss and of the gradient, and which terms dominate, conflict, do nothing or explode.
 
     A term dominates another when its weighted gradient is more than `dominance` times as long (without gradients: when
-    its contribution is as much larger), two conflict when the cosine between their gradients is below `conflict`, a
-    term does nothing when its weighted gradient is 0, and the objective explodes when the total's gradient is longer
-    than `explosion` or anything is not finite. Gradients come from `value_and_grad` or `gradients.track`.
+    its contribution is that much larger). Two conflict when the cosine between their gradients is below `conflict`. A
+    term does nothing when its weight or its gradient is 0. The objective explodes when the total's gradient is longer
+    than `explosion`, or when anything is not finite. Gradients come from `value_and_grad` or `gradients.track`.
 
     >>> import numpy as np
     >>> import penalties as pn
-    >>> told = pn.explain(pn.Pipeline([pn.Term(pn.l1, weight=0), pn.Term(pn.l2)])(np.ones(3)))
-    >>> [share.loss_share for share in told.shares], told.findings[0].message
+    >>> explained = pn.explain(pn.Pipeline([pn.Term(pn.l1, weight=0), pn.Term(pn.l2)])(np.ones(3)))
+    >>> [share.loss_share for share in explained.shares], explained.findings[0].message
     ([0.0, 1.0], 'l1 does nothing: its weight is 0')
     """
     if not isinstance(cast("object", out), LossOutput):
         raise OptionError("explain", "out", type(out).__name__, "the output of a pipeline")
-    _check("explain", dominance=dominance, conflict=conflict, explosion=explosion)
+    check_thresholds("explain", dominance=dominance, conflict=conflict, explosion=explosion)
     plain = out.read()
     rows = [*([plain.base] if plain.base is not None else []), *plain]
     loss = _shares([row.contribution for row in rows])
@@ -161,7 +174,8 @@ _THRESHOLDS: Final[dict[str, tuple[str, float, float]]] = {
 }
 
 
-def _check(function: str, **thresholds: float) -> None:
+def check_thresholds(function: str, **thresholds: float) -> None:
+    """Raise for a threshold that is out of range."""
     for name, value in thresholds.items():
         expected, low, high = _THRESHOLDS[name]
         check_number(function, name, value, expected, low=low, high=high)
@@ -238,59 +252,3 @@ def _idle(rows: Sequence[TermOutput]) -> list[Finding]:
         elif row.grad_norm is not None and row.grad_norm == 0:
             found.append(Finding("does nothing", (row.name,), f"{row.name} does nothing: its gradient is 0"))
     return found
-
-
-class Monitor:
-    """Explains outputs during training: every so many steps, and when the loss jumps.
-
-    It emits `monitor.explain`, which a sink writes down, and gives the explanation where there was one. A jump is a
-    loss of more than `jump` times the median of the last `window` losses; to see one it reads the total at each step,
-    which waits for the device. `jump=None` looks at every `every` steps only.
-
-    >>> import numpy as np
-    >>> import penalties as pn
-    >>> pipeline, monitor = pn.Pipeline(["l1"]), pn.Monitor(every=100)
-    >>> seen = [step for step in range(300) if monitor(pipeline(np.array([1.0 + 9 * (step == 150)])), step)]
-    >>> seen
-    [0, 100, 150, 200]
-    """
-
-    def __init__(self, every: int = 100, *, jump: float | None = 2.0, window: int = 50, **thresholds: float) -> None:
-        """`thresholds` are those of `explain`."""
-        check_count("Monitor", "every", every, 1)
-        check_count("Monitor", "window", window, 2)
-        if jump is not None:
-            jump = check_number("Monitor", "jump", jump, "None or a number above 1", low=1.0)
-        for name, value in thresholds.items():
-            if name not in _THRESHOLDS:
-                raise OptionError("Monitor", name, value, "only every, jump, window, dominance, conflict, explosion")
-            _check("Monitor", **{name: value})
-        self.every = every
-        self.jump = jump
-        self.thresholds = thresholds
-        self.losses: deque[float] = deque(maxlen=window)
-
-    def __call__(self, out: LossOutput, step: int) -> Explanation | None:
-        """Look at the output of one step."""
-        reason = "every" if step % self.every == 0 else None
-        if self.jump is not None:
-            total = out.read().total
-            if reason is None and self._jumped(total):
-                reason = "jump"
-            if math.isfinite(total):
-                self.losses.append(total)
-        if reason is None:
-            return None
-        explanation = explain(out, **self.thresholds)
-        if events.handlers:
-            events.emit("monitor.explain", {}, {"step": step, "reason": reason, "explanation": explanation})
-        return explanation
-
-    def _jumped(self, total: float) -> bool:
-        if not math.isfinite(total):
-            return True
-        if len(self.losses) < 2 or self.jump is None:
-            return False
-        # Of the magnitude, since a loss may be negative.
-        middle = statistics.median(self.losses)
-        return total - middle > (self.jump - 1.0) * abs(middle)

@@ -1,27 +1,20 @@
-"""Terms that remember: a running mean, a running scale; and state saved and restored."""
+"""Terms that remember: a running mean, and a running scale."""
 
-import importlib
 import inspect
-import json
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Final, Literal, cast
-
-import numpy as np
+from typing import Any, Final, cast
 
 from ..backends import Backend, owner
-from ..errors import InputError, MissingLibraryError, OptionError, TermError
+from ..errors import OptionError
 from ..functional.options import check_number
 from .binding import Enclosing, signature_of
 from .evaluate import compute
 from .evaluation import Evaluation
-from .kinds import described, is_mapping, is_row
+from .kinds import is_mapping, is_row
 from .term import Term
 
-__all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper", "load_state", "save_state"]
+__all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper"]
 
 
 class Wrapper(Enclosing):
@@ -163,121 +156,3 @@ WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Nor
 """What can stand around a term, by the word for it in a configuration."""
 
 _INNER: Final = ("fn", "name", "inputs", "options", "differentiable", "chunk")
-_METADATA: Final = "penalties"
-_VERSION: Final = 1
-
-
-def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write the state of a pipeline to one safetensors file: the arrays in it, and the rest as JSON in its header.
-
-    The state may hold arrays, numbers, strings, booleans, None, and lists, tuples and dicts of them. The file appears
-    whole or not at all.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> import numpy as np
-    >>> import penalties as pn
-    >>> out = pn.Pipeline([pn.EMA(pn.Term(pn.l1))])(np.array([1.0, -2.0]))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     pn.save_state(out.state, Path(folder) / "state.safetensors")
-    ...     pn.load_state(Path(folder) / "state.safetensors")
-    {'l1': {'before': array(3.), 'inner': None}}
-    """
-    numpy_file = _safetensors()
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    structure = _packed("state", dict(state), arrays)
-    header = {_METADATA: json.dumps({"version": _VERSION, "state": structure})}
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(numpy_file.save(arrays, metadata=header))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def load_state(
-    path: str | os.PathLike[str], library: Literal["numpy", "torch", "jax"] = "numpy", device: Any = None
-) -> dict[str, Any]:
-    """The state that `save_state` wrote, with arrays of the library that the pipeline is called with.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> import torch
-    >>> import penalties as pn
-    >>> path = Path(tempfile.mkdtemp(), "state.safetensors")
-    >>> pn.save_state({"mean": {"before": torch.tensor(3.0)}}, path)
-    >>> pn.load_state(path, "torch")
-    {'mean': {'before': tensor(3.)}}
-    """
-    if library not in ("numpy", "torch", "jax"):
-        raise OptionError("load_state", "library", library, '"numpy", "torch" or "jax"')
-    numpy_file = _safetensors()
-    data = Path(path).read_bytes()
-    try:
-        arrays = numpy_file.load(data)
-        size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + size])
-        described = json.loads(header["__metadata__"][_METADATA])
-    except Exception as error:
-        raise InputError(f"load_state: {path} is no state that save_state wrote ({error})") from error
-    if described["version"] != _VERSION:
-        raise InputError(f"load_state: {path} has version {described['version']}; this library reads {_VERSION}")
-    return _unpacked(described["state"], arrays, _maker(library, device))
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise MissingLibraryError("saving the state of terms", "safetensors", extra="state") from error
-    return safetensors.numpy
-
-
-def _packed(place: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """JSON for a state; arrays go to `arrays`, and leave their name behind."""
-    ops = owner(value)
-    if ops is not None:
-        name = str(len(arrays))
-        arrays[name] = np.array(ops.read([value])[0] if ops.LIBRARY != "NumPy" else value, dtype=_dtype(value))
-        return {"array": name}
-    if value is None or isinstance(value, str | bool | int | float):
-        return {"value": repr(value) if isinstance(value, float) else value, "float": isinstance(value, float)}
-    if is_mapping(value):
-        for key in value:
-            if not isinstance(key, str):
-                raise TermError(place, f"has the key {key!r}; to be saved, keys are strings")
-        return {"dict": {key: _packed(f"{place}.{key}", part, arrays) for key, part in value.items()}}
-    if is_row(value):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_packed(f"{place}[{i}]", part, arrays) for i, part in enumerate(value)]}
-    raise TermError(
-        place, f"holds {described(value)}; to be saved, state is arrays, numbers, strings, lists, tuples and dicts"
-    )
-
-
-def _dtype(value: Any) -> Any:
-    """NumPy's name for the dtype of an array of any library; bfloat16, which it lacks, becomes float32."""
-    name = str(value.dtype).rpartition(".")[2]
-    return "float32" if name == "bfloat16" else name
-
-
-def _unpacked(packed: Mapping[str, Any], arrays: Mapping[str, Any], make: Any) -> Any:
-    if "array" in packed:
-        return make(arrays[packed["array"]])
-    if "value" in packed:
-        return float(packed["value"]) if packed["float"] else packed["value"]
-    if "dict" in packed:
-        return {key: _unpacked(part, arrays, make) for key, part in packed["dict"].items()}
-    if "list" in packed:
-        return [_unpacked(part, arrays, make) for part in packed["list"]]
-    return tuple(_unpacked(part, arrays, make) for part in packed["tuple"])
-
-
-def _maker(library: str, device: Any) -> Callable[[Any], Any]:
-    """What makes an array of the library of one of NumPy's."""
-    if library == "torch":
-        return partial(importlib.import_module("torch").as_tensor, device=device)
-    if library == "jax":
-        return partial(importlib.import_module("jax").device_put, device=device)
-    return np.asarray

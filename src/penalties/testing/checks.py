@@ -15,7 +15,7 @@ from ..errors import MissingLibraryError, PenaltiesError
 from ..execution.portable import function_bytes, loads
 from ..pipeline.catalogue import path_of
 from ..pipeline.pipeline import Pipeline
-from ..pipeline.state import load_state, save_state
+from ..pipeline.saving import load_state, save_state
 from ..pipeline.term import Term
 from .sample import Numbers, Sample, number, numbers
 from .verdict import Check

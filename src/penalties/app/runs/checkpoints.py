@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from ...backends import owner
 from ...errors import said
 from ...files import sync, write_atomically
-from ...pipeline.state import load_state, save_state
+from ...pipeline.saving import load_state, save_state
 from .disk import RunError, discard, writing
 from .run import Run
 
@@ -55,7 +55,7 @@ class Checkpoint:
         """What the terms remember, with tensors on this device."""
         if self.stored is None:
             return {}
-        return _restored(load_state(self.stored), iter(self.arrays), device)
+        return _restored(load_state(self.stored, "numpy"), iter(self.arrays), device)
 
 
 def commit(
