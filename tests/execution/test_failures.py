@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 import penalties as pn
-from penalties.execution import blocks as blocks_module
 from penalties.execution.ambient import Modes
 from penalties.execution.pools import threads as threads_module
 from penalties.execution.pools.asynchronous import Async, _InModes
@@ -373,7 +372,7 @@ class TestLost:
                 os._exit(5)
             return value
 
-        x = torch.ones(blocks_module.LARGE)
+        x = torch.ones(100_000)
         out = executor.run(pn.Pipeline([pn.Term(changes, runs="process", idempotent=True)]), x)
         assert float(out.total) == len(x)
 
@@ -521,7 +520,7 @@ class TestWhatCannotTravel:
 
         pipeline = pn.Pipeline([pn.Term(Picky(), name="picky", runs="process")])
         for _ in range(3):
-            with pytest.raises(pn.TermError, match="picky: could not be loaded in a process: TypeError"):
+            with pytest.raises(pn.TermError, match="picky: could not be loaded in a worker: TypeError"):
                 executor.run(pipeline, {"x": np.ones(1)})
 
 
@@ -591,14 +590,14 @@ class TestClosing:
         def train() -> None:
             with pn.Executor(max_workers=1) as executor:
                 executor.run(pn.Pipeline([pn.Term(healthy, runs="process")]), {"x": np.ones(40_000)})
-                names.extend(executor._pools["process"].blocks._all)
+                folders.append(Path(executor._pools["process"].slots("test").folder))
+                assert folders[0].exists()
                 raise ZeroDivisionError
 
-        names: list[str] = []
+        folders: list[Path] = []
         with pytest.raises(ZeroDivisionError):
             train()
-        assert len(names) == 2
-        assert not any(Path("/dev/shm", name).exists() for name in names)
+        assert not folders[0].exists()
 
     def test_while_terms_run_ends_them(self) -> None:
         executor = pn.Executor(max_workers=1)
@@ -650,13 +649,14 @@ class TestClosing:
     def test_a_forgotten_executor_is_closed(self) -> None:
         executor = pn.Executor(max_workers=1)
         probe(executor, "process")
-        blocks = executor._pools["process"].blocks
+        folder = Path(executor._pools["process"].slots("test").folder)
+        assert folder.exists()
         del executor
-        assert len(blocks) == 0
+        assert not folder.exists()
 
 
 def test_a_retained_input_does_not_change_under_the_term(executor: pn.Executor) -> None:
-    size = blocks_module.LARGE
+    size = 100_000
 
     def first_element(x: Any) -> Any:
         import builtins
@@ -681,7 +681,7 @@ def test_torch_memory_that_a_term_changes_is_not_the_callers(executor: pn.Execut
             x.zero_()
         return total
 
-    x = torch.ones(blocks_module.LARGE)
+    x = torch.ones(100_000)
     for _ in range(2):
         assert float(executor.run(pn.Pipeline([pn.Term(zeroed, runs="process")]), x).total) == len(x)
     assert float(x.sum()) == len(x)

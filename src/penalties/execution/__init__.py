@@ -1,4 +1,1 @@
-"""Where terms run, and what happens when one fails or is late.
-
-Nothing is imported here: workers set up native libraries, in `preload`, before anything loads them.
-"""
+"""Where terms run, and what happens when one fails or is late."""

@@ -274,9 +274,9 @@ def _processes(max_workers: int) -> Pool:
 
 
 def _ray(max_workers: int) -> Pool:
-    from .pools.ray import Cluster
+    from .pools.ray import RayPool
 
-    return Cluster(max_workers)
+    return RayPool(max_workers)
 
 
 _POOLS: Final[dict[str, Callable[[int], Pool]]] = {

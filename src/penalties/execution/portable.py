@@ -1,4 +1,4 @@
-"""Objects as bytes, and the arrays inside them apart: how inputs and evaluations travel between processes."""
+"""Objects as bytes, with the arrays inside them apart: how inputs and evaluations travel between processes."""
 
 import functools
 import importlib
@@ -6,7 +6,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,99 +16,97 @@ __all__ = ["CapturedError", "Packed", "dumps", "function_bytes", "loads"]
 
 
 class Packed(NamedTuple):
-    """An array of any library as one of NumPy's in the memory of the host, and what it takes to make it again."""
+    """An object as bytes, and its arrays in the memory of the host."""
+
+    data: bytes
+    arrays: list[np.ndarray[Any, Any]]
+    libraries: frozenset[str]
+    """Those that the arrays belong to: `numpy`, `torch`, `jax`."""
+
+
+class _Kind(NamedTuple):
+    """What it takes to make an array again from its memory."""
 
     library: str
-    """`numpy`, `torch` or `jax`."""
     dtype: str
     """Its name in that library."""
-    requires_grad: bool
-    data: np.ndarray[Any, Any]
-
-    def __reduce__(self) -> Any:
-        """Pickle the numbers as bytes: NumPy's own way takes five times as long for a few of them."""
-        library, dtype, requires_grad, data = self
-        return _received, (library, dtype, requires_grad, bytearray(data.tobytes()), data.dtype.str, data.shape)
-
-
-def _received(
-    library: str, dtype: str, requires_grad: bool, data: bytearray, kind: str, shape: tuple[int, ...]
-) -> Packed:
-    return Packed(library, dtype, requires_grad, np.frombuffer(data, kind).reshape(shape))
+    requires_grad: bool = False
 
 
 _ATOMS: Final = frozenset((str, int, float, bool, type(None), dict, list, tuple))
-"""What is no array, and most of what is asked about."""
+"""Most of what a pickler asks about, and never an array."""
 
 
 class CapturedError(Exception):
     """A tensor that requires a gradient, inside a function that is to run where no gradient can reach it."""
 
 
-def dumps(value: Any) -> tuple[bytes, list[Packed]]:
-    """The bytes of an object without its arrays, and those, each once."""
-    arrays: list[Packed] = []
-    known: dict[int, int] = {}
+def dumps(value: Any) -> Packed:
+    """Pack an object. An array that occurs several times travels once."""
+    arrays: list[np.ndarray[Any, Any]] = []
+    known: dict[int, tuple[Any, ...]] = {}
     kept: list[Any] = []
+    libraries: set[str] = set()
 
-    def place_of(part: Any) -> int | None:
-        if id(part) in known:
-            return known[id(part)]
-        packed = _packed(part)
-        if packed is None:
-            return None
-        # Kept: an address names an object only as long as that lives.
-        kept.append(part)
-        arrays.append(packed)
-        known[id(part)] = len(arrays) - 1
+    def reference(part: Any) -> tuple[Any, ...] | None:
+        if id(part) not in known:
+            found = _as_host_array(part)
+            if found is None:
+                return None
+            array, kind = found
+            known[id(part)] = (len(arrays), *kind, array.dtype.str, array.shape)
+            arrays.append(array)
+            libraries.add(kind.library)
+            # An id names an object only while that is alive.
+            kept.append(part)
         return known[id(part)]
 
     buffer = io.BytesIO()
     try:
-        _Plain(buffer, place_of).dump(value)
+        _PlainPickler(buffer, reference).dump(value)
     except _NotPlain:
-        return _pickled(value, place_of), arrays
-    return buffer.getvalue(), arrays
+        return Packed(_pickled(value, reference), arrays, frozenset(libraries))
+    return Packed(buffer.getvalue(), arrays, frozenset(libraries))
 
 
-def loads(data: bytes, arrays: Sequence[Packed]) -> Any:
-    """The object again, with arrays of the libraries that they came from."""
+def loads(data: bytes, arrays: Sequence[Any] = ()) -> Any:
+    """The object again. Its arrays are copies, of the libraries that they came from."""
     return _Unpickler(data, arrays).load()
 
 
 def function_bytes(value: Any) -> bytes:
     """A function, or an object that holds one, as bytes; lambdas and closures by value.
 
-    Refuses one that holds a tensor that requires a gradient, which would not be trained.
+    Raises `CapturedError` where it holds a tensor that requires a gradient, which would not be trained.
     """
 
-    def nowhere(part: Any) -> None:
+    def refuse_trained(part: Any) -> None:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(part, torch.Tensor) and part.requires_grad:
             raise CapturedError(f"a tensor of shape {tuple(part.shape)}")
 
-    return _pickled(value, nowhere)
+    return _pickled(value, refuse_trained)
 
 
-def _pickled(value: Any, place_of: Callable[[Any], int | None]) -> bytes:
+def _pickled(value: Any, reference: Callable[[Any], tuple[Any, ...] | None]) -> bytes:
     buffer = io.BytesIO()
-    _pickler_class()(buffer, place_of).dump(value)
+    _pickler_class()(buffer, reference).dump(value)
     return buffer.getvalue()
 
 
 class _NotPlain(Exception):
-    """Something that has to go by value, if anybody's class or function does."""
+    """The object holds something that may have to travel by value."""
 
 
-class _Plain(pickle.Pickler):
-    """Containers, numbers and arrays, in a third of the time: most of what travels is no more than that."""
+class _PlainPickler(pickle.Pickler):
+    """For containers, numbers and arrays, which most of what travels is: three times as fast as cloudpickle's."""
 
-    def __init__(self, buffer: io.BytesIO, place_of: Callable[[Any], int | None]) -> None:
+    def __init__(self, buffer: io.BytesIO, reference: Callable[[Any], tuple[Any, ...] | None]) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
-        self.place_of = place_of
+        self.reference = reference
 
-    def persistent_id(self, obj: Any) -> int | None:
-        return None if type(obj) in _ATOMS else self.place_of(obj)
+    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+        return None if type(obj) in _ATOMS else self.reference(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         raise _NotPlain
@@ -122,15 +120,15 @@ def _pickler_class() -> Any:
         raise MissingLibraryError("a term that runs elsewhere", "cloudpickle", extra="process") from error
 
     class Pickler(module.Pickler):
-        def __init__(self, buffer: io.BytesIO, place_of: Callable[[Any], int | None]) -> None:
+        def __init__(self, buffer: io.BytesIO, reference: Callable[[Any], tuple[Any, ...] | None]) -> None:
             module.Pickler.__init__(self, buffer, protocol=pickle.HIGHEST_PROTOCOL)
-            self.place_of = place_of
+            self.reference = reference
 
-        def persistent_id(self, obj: Any) -> int | None:
-            return self.place_of(obj)
+        def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+            return self.reference(obj)
 
         def reducer_override(self, obj: Any) -> Any:
-            # Of a script, whose functions go by value: cloudpickle would send the name alone.
+            # Functions of a script travel by value; of a cached one cloudpickle would send the name alone.
             if isinstance(obj, _CACHED) and obj.__module__ == "__main__":
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             return module.Pickler.reducer_override(self, obj)
@@ -142,28 +140,34 @@ _CACHED: Final[type[Any]] = type(functools.lru_cache(lambda: None))
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """A function with an empty cache of its own, as where it came from."""
+    """A cached function whose cache is empty."""
     return functools.lru_cache(**parameters)(function)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, arrays: Sequence[Packed]) -> None:
+    def __init__(self, data: bytes, arrays: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(data))
-        self.packed: Sequence[Packed] = arrays
+        self.arrays = arrays
         self.made: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Any:
-        if pid not in self.made:
-            self.made[pid] = _unpacked(cast("Packed", self.packed[pid]))
-        return self.made[pid]
+        index, library, dtype, requires_grad, host_dtype, shape = pid
+        if index not in self.made:
+            # Copied: the memory is used again for the next task, and what comes from Ray cannot be written to.
+            found: Any = self.arrays[index]
+            if not isinstance(found, np.ndarray):
+                found = np.frombuffer(found, host_dtype).reshape(shape)
+            host: Any = np.array(found)
+            self.made[index] = _from_host_array(host, _Kind(library, dtype, requires_grad))
+        return self.made[index]
 
 
-def _packed(part: Any) -> Packed | None:
-    """An array as data of the host; None for what is no array, or one that only its library can carry."""
+def _as_host_array(part: Any) -> tuple[np.ndarray[Any, Any], _Kind] | None:
+    """An array as one of NumPy's; None for anything else, and for arrays that only their library can pickle."""
     if type(part) is np.ndarray:
         if part.dtype.hasobject or part.dtype.names:
             return None
-        return Packed("numpy", part.dtype.str, False, part)
+        return part, _Kind("numpy", part.dtype.str)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(part, torch.Tensor):
         tensor: Any = part
@@ -175,28 +179,27 @@ def _packed(part: Any) -> Packed | None:
             host = host.view(torch.int16)
         elif "float8" in dtype:
             host = host.view(torch.uint8)
-        return Packed("torch", dtype, tensor.requires_grad, host.numpy())
+        return host.numpy(), _Kind("torch", dtype, tensor.requires_grad)
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(part, jax.Array):
         if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
             return None
-        return Packed("jax", str(part.dtype), False, np.asarray(part))
+        return np.asarray(part), _Kind("jax", str(part.dtype))
     return None
 
 
-def _unpacked(packed: Packed) -> Any:
-    if packed.library == "numpy":
-        return packed.data
-    if packed.library == "jax":
+def _from_host_array(host: np.ndarray[Any, Any], kind: _Kind) -> Any:
+    if kind.library == "numpy":
+        return host
+    if kind.library == "jax":
         import jax
 
         numpy: Any = jax.numpy
-        return numpy.asarray(packed.data)
+        return numpy.asarray(host)
     import torch
 
-    data = packed.data if packed.data.flags.writeable else packed.data.copy()
     module: Any = torch
-    tensor: Any = module.from_numpy(data)
-    if str(tensor.dtype) != f"torch.{packed.dtype}":
-        tensor = tensor.view(getattr(torch, packed.dtype))
-    return tensor.requires_grad_(packed.requires_grad)
+    tensor: Any = module.from_numpy(host)
+    if str(tensor.dtype) != f"torch.{kind.dtype}":
+        tensor = tensor.view(getattr(torch, kind.dtype))
+    return tensor.requires_grad_(kind.requires_grad)

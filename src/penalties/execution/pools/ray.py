@@ -1,31 +1,27 @@
-"""Terms on a Ray cluster: for when one machine is not enough.
-
-Nothing that loads NumPy is imported here: actors load this module first, and limit native threads before that.
-"""
+"""Terms on a Ray cluster: for when one machine is not enough."""
 
 import contextlib
-import importlib
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ...errors import TermError, TermTimeoutError, WorkerLostError, said
-from ..native import cap_threads
-from ..ray_local import library, local
+import numpy as np
 
-if TYPE_CHECKING:
-    from ...pipeline.evaluation import Evaluation
-    from ..portable import Packed
-    from ..task import Task
-    from ..worker import Reply, Request
+from ...errors import TermError, TermTimeoutError, WorkerLostError
+from ...pipeline.evaluation import Evaluation
+from ..failure import Failure
+from ..functions import Functions
+from ..portable import Packed, dumps
+from ..remote import Request, UnknownFunctionError, evaluate, load, opened, request_of
+from ..task import Task
+from .ray_connection import connection, library
 
-__all__ = ["Cluster", "TermEvaluator"]
+__all__ = ["RayPool", "RunningRay", "TermEvaluator"]
 
 _LOADING: Final = 300.0
-"""Seconds that an actor may take to start, and to load a term, before its caller is told."""
+"""Seconds that an actor may take to start, and to load a term."""
 
 _ENDING: Final = 60.0
 """Seconds that closing waits for a thread: Ray itself may be starting in it."""
@@ -33,77 +29,73 @@ _ENDING: Final = 60.0
 _CLOSED: Final = "the executor was closed before it was done"
 
 
-class Cluster:
-    """Actors that evaluate terms. One that is late or is lost is replaced, and its neighbours live on.
+class RayPool:
+    """Actors that evaluate terms. One that is late or lost is replaced, and its neighbours live on.
 
     The cluster is the one that the caller is connected to (`ray.init(address=…)`), else the one that the environment
     names (`RAY_ADDRESS`), else one on this machine, which ends with the executor. penalties, and the modules that a
-    term's function comes from, have to be installed on a cluster's machines.
+    term's function comes from, have to be installed on the cluster's machines.
 
-    As many actors run as there are terms to run at once, each on a processor of its own until the executor is closed:
-    at most as many as the cluster has, since the number of this machine's says nothing about it, or `max_workers`
-    where that is more, since actors that wait for room are what makes a cluster grow that can.
+    There are as many actors as terms to run at once, each on a processor of its own until the executor is closed: at
+    most as many as the cluster has processors, or `max_workers` where that is more, since actors that wait for room are
+    what makes an autoscaling cluster grow.
     """
 
     def __init__(self, max_workers: int) -> None:
         """Actors start with the first term, and so does a cluster where there is none."""
-        from ..bodies import Bodies
-
         self.max_workers = max_workers
         self.closed: bool = False
         self.changed: threading.Condition = threading.Condition()
-        self._bodies = Bodies()
+        self._functions = Functions()
         self._waiting: deque[RunningRay] = deque()
-        self._slots: list[_Slot] = []
+        self._workers: list[_Worker] = []
         self._evaluator: Any = None
-        # Until the first has connected: then the cluster is known.
+        # Until the first worker has connected: then the size of the cluster is known.
         self._most = 1
 
-    def start(self, task: "Task") -> "RunningRay":
+    def start(self, task: Task) -> "RunningRay":
         """Queue it; an actor begins as soon as one is free."""
         library()
-        key, body = self._bodies.of(task.term)
-        running = RunningRay(self, task, key, body)
+        running = RunningRay(self, task, self._functions)
         with self.changed:
             if self.closed:
                 raise TermError(task.term.name, "the executor is closed")
             self._waiting.append(running)
-            self._fill()
+            self._add_workers()
             self.changed.notify()
         return running
 
-    def _fill(self) -> None:
-        """Add slots while there is more to do than there are."""
-        busy = sum(slot.running is not None for slot in self._slots)
-        while len(self._slots) < min(busy + len(self._waiting), self._most):
-            slot = _Slot(self)
-            self._slots.append(slot)
-            slot.thread.start()
+    def _add_workers(self) -> None:
+        busy = sum(worker.running is not None for worker in self._workers)
+        while len(self._workers) < min(busy + len(self._waiting), self._most):
+            worker = _Worker(self)
+            self._workers.append(worker)
+            worker.thread.start()
 
     def new_actor(self) -> Any:
-        """An actor that may not have started yet, on any node."""
+        """An actor, which may not have started yet, on any node."""
         ray = library()
-        ours = local.connect(self, self.max_workers)
+        local = connection.open(self, self.max_workers)
         processors = ray.cluster_resources().get("CPU", 0)
         with self.changed:
-            # Nobody else is on a cluster of our own: there the executors, which limit themselves, need no turns.
-            self._most = self.max_workers if ours else max(int(processors), self.max_workers)
-            self._fill()
+            self._most = self.max_workers if local else max(int(processors), self.max_workers)
+            self._add_workers()
             if self._evaluator is None:
                 self._evaluator = ray.remote(TermEvaluator)
-        return self._evaluator.options(num_cpus=0 if ours else 1, scheduling_strategy="SPREAD").remote()
+        # The executors that share a cluster of our own limit themselves, and would only wait for each other.
+        return self._evaluator.options(num_cpus=0 if local else 1, scheduling_strategy="SPREAD").remote()
 
-    def take(self, slot: "_Slot") -> "RunningRay | None":
-        """The next task for a slot whose actor is alive; None at the end."""
+    def take(self, worker: "_Worker") -> "RunningRay | None":
+        """The next task for a worker whose actor is alive; None at the end."""
         with self.changed:
-            while slot.actor is not None and not self._waiting and not self.closed:
+            while worker.actor is not None and not self._waiting and not self.closed:
                 self.changed.wait()
-            if self.closed or slot.actor is None:
+            if self.closed or worker.actor is None:
                 return None
-            slot.running = self._waiting.popleft()
-            return slot.running
+            worker.running = self._waiting.popleft()
+            return worker.running
 
-    def again(self, running: "RunningRay") -> None:
+    def requeue(self, running: "RunningRay") -> None:
         """Queue a task once more, before the others."""
         with self.changed:
             if not self.closed and not running.done:
@@ -111,55 +103,55 @@ class Cluster:
                 self.changed.notify()
 
     def forget(self, running: "RunningRay") -> None:
-        """Never begin a task that waits, and kill the actor of one that runs."""
+        """Never begin a task that waits; kill the actor of one that runs."""
         with self.changed:
             if running in self._waiting:
                 self._waiting.remove(running)
-            for slot in self._slots:
-                if slot.running is running:
-                    slot.kill()
+            for worker in self._workers:
+                if worker.running is running:
+                    worker.kill()
 
-    def leave(self, slot: "_Slot", error: Exception | None) -> None:
-        """A slot ends; where it was the last, and could not have an actor, so do the tasks that wait."""
+    def leave(self, worker: "_Worker", error: Exception | None) -> None:
+        """A worker ends. If it was the last, and could not get an actor, so do the tasks that wait."""
         with self.changed:
-            self._slots.remove(slot)
-            if error is None or self._slots:
+            self._workers.remove(worker)
+            if error is None or self._workers:
                 return
             waiting = list(self._waiting)
             self._waiting.clear()
         for running in waiting:
-            message = f"no worker could be had on the cluster: {_reason(error)}"
+            message = f"could not start a worker on the cluster: {_reason(error)}"
             running.fail(WorkerLostError(running.name, message), error)
 
     def close(self) -> None:
-        """Kill every actor; a cluster of our own ends, one of the caller's is left alone."""
+        """Kill every actor; a cluster of our own ends, the caller's is left alone."""
         with self.changed:
             self.closed = True
-            slots = list(self._slots)
-            unfinished = [*self._waiting, *(slot.running for slot in slots if slot.running is not None)]
+            workers = list(self._workers)
+            unfinished = [*self._waiting, *(worker.running for worker in workers if worker.running is not None)]
             self._waiting.clear()
-            for slot in slots:
-                slot.kill()
+            for worker in workers:
+                worker.kill()
             self.changed.notify_all()
         for running in unfinished:
             running.fail(TermError(running.name, _CLOSED))
-        for slot in slots:
-            slot.thread.join(_ENDING)
-        local.leave(self)
+        for worker in workers:
+            worker.thread.join(_ENDING)
+        connection.close(self)
 
 
-class _Slot:
+class _Worker:
     """An actor, and the thread that waits for it.
 
-    It takes a task when its actor is alive: one that the cluster has no room for keeps nobody waiting.
+    It takes a task once its actor is alive: an actor that the cluster has no room for keeps no task waiting.
     """
 
-    def __init__(self, place: Cluster) -> None:
-        self.place = place
+    def __init__(self, pool: RayPool) -> None:
+        self.pool = pool
         self.actor: Any = None
         self.address: str = ""
         self.used: bool = False
-        """Whether its actor has evaluated a term: it may have died since without a term's doing."""
+        """Whether the actor has evaluated a term: it may have died since, through no fault of the next."""
         self.running: RunningRay | None = None
         self.thread: threading.Thread = threading.Thread(target=self._work, name="penalties-ray", daemon=True)
 
@@ -167,42 +159,42 @@ class _Slot:
         failure: Exception | None = None
         try:
             while self._ready():
-                running = self.place.take(self)
+                running = self.pool.take(self)
                 if running is not None:
                     running.run(self)
-                # Nothing of a task outlives it here.
+                # Inputs and graphs must not live on here.
                 self.running = running = None
         except Exception as error:
             failure = error
         self.kill()
-        self.place.leave(self, failure)
+        self.pool.leave(self, failure)
 
     def _ready(self) -> bool:
         """Wait for an actor that is alive; False at the end."""
         ray = library()
         for last in (False, True):
-            if self.actor is not None or self.place.closed:
+            if self.actor is not None or self.pool.closed:
                 break
-            actor = self.place.new_actor()
-            with self.place.changed:
+            actor = self.pool.new_actor()
+            with self.pool.changed:
                 self.actor, self.used = actor, False
-                if self.place.closed:
+                if self.pool.closed:
                     return False
             try:
                 self.address = ray.get(actor.address.remote(), timeout=_LOADING)
             except ray.exceptions.RayError as error:
                 self.kill()
-                if not self.place.closed and (last or isinstance(error, ray.exceptions.GetTimeoutError)):
+                if not self.pool.closed and (last or isinstance(error, ray.exceptions.GetTimeoutError)):
                     raise
-        return not self.place.closed
+        return not self.pool.closed
 
     def kill(self) -> None:
         """End the actor, whatever it does."""
-        with self.place.changed:
+        with self.pool.changed:
             actor, self.actor = self.actor, None
         ray = library()
         if actor is not None and ray.is_initialized():
-            # One of an earlier connection went with that.
+            # One of an earlier connection ended with that.
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor, no_restart=True)
 
@@ -210,100 +202,80 @@ class _Slot:
 class RunningRay:
     """A task for an actor."""
 
-    def __init__(self, place: Cluster, task: "Task", key: int, body: bytes) -> None:
-        """Make it what can be sent."""
-        from ..portable import dumps
-        from ..worker import Request, settings_of
-
-        self.place = place
+    def __init__(self, pool: RayPool, task: Task, functions: Functions) -> None:
+        """Pack it."""
+        self.pool = pool
         self.name: str = task.term.name
         self.timeout: float = task.timeout
         self.idempotent: bool = task.term.idempotent
-        self._body = body
+        self._function = functions.of(task.term)
+        request, self._packed = request_of(task, self._function.digest)
+        self._request = tuple(request)
         self._retried = False
-        self._reply: Future[tuple[bytes, list[Packed]]] = Future()
-        try:
-            data, arrays = dumps((dict(task.inputs), task.wrt, task.step, task.state))
-        except Exception as error:
-            raise TermError(self.name, f"its inputs cannot be sent to a cluster: {said(error)}") from error
-        self._request = Request(self.name, key, None, data, arrays, None, settings_of(arrays), ("", 0))
+        self._reply: Future[tuple[bytes, list[Any]]] = Future()
 
     @property
     def done(self) -> bool:
         """Whether it has a result, or failed, or was cancelled."""
         return self._reply.done()
 
-    def result(self) -> "Evaluation":
+    def result(self) -> Evaluation:
         """Wait until it is done, late or lost."""
-        from ...pipeline.evaluation import Evaluation
-        from ..portable import loads
-        from ..worker import Failure
-
-        data, arrays = self._reply.result()
-        try:
-            found = loads(data, arrays)
-        except Exception as error:
-            message = f"what it returned cannot be read here: {said(error)}"
-            raise TermError(self.name, message) from error
-        if isinstance(found, Failure):
-            raise found.error()
-        return Evaluation(*found)
+        return opened(self.name, *self._reply.result())
 
     def cancel(self) -> None:
         """Kill its actor, or never begin."""
-        with self.place.changed:
+        with self.pool.changed:
             if not self.done:
                 self.fail(TermError(self.name, "was cancelled"))
-                self.place.forget(self)
+                self.pool.forget(self)
 
     def fail(self, error: TermError, cause: Exception | None = None) -> None:
-        """There is nothing more to wait for."""
+        """It will have no result."""
         error.__cause__ = cause
-        self._settle(error)
+        with self.pool.changed:
+            if not self.done:
+                self._reply.set_exception(error)
 
-    def _settle(self, found: "tuple[bytes, list[Packed]] | TermError") -> None:
-        with self.place.changed:
-            if self.done:
-                return
-            if isinstance(found, TermError):
-                self._reply.set_exception(found)
-            else:
-                self._reply.set_result(found)
-
-    def run(self, slot: _Slot) -> None:
-        """Have it evaluated by the actor of a slot, in the thread of that."""
+    def run(self, worker: _Worker) -> None:
+        """Have it evaluated by a worker's actor, in the thread of that."""
         ray = library()
-        actor = slot.actor
-        there = began = False
+        actor = worker.actor
+        alive = began = False
         try:
             if not ray.is_initialized():
                 raise ConnectionError("the connection to the cluster was closed")
-            # First without the term: whether the actor is still there, and whether it has it.
-            asked = self._request._replace(data=b"", arrays=())
-            reply = ray.get(actor.load.remote(asked), timeout=_LOADING)
-            there = True
-            if reply is not None and not reply.known:
-                reply = ray.get(actor.load.remote(asked._replace(body=self._body)), timeout=_LOADING)
+            # First without the function: is the actor still there, and does it have it?
+            known, reply = ray.get(actor.load.remote(self._request, None), timeout=_LOADING)
+            alive = True
+            if not known:
+                _, reply = ray.get(actor.load.remote(self._request, self._function.body), timeout=_LOADING)
             if reply is None:
-                promised = actor.run.remote(self._request)
+                submitted = actor.run.remote(self._request, self._packed.arrays)
                 began = True
-                reply = ray.get(promised, timeout=self.timeout)
-                slot.used = True
+                reply = ray.get(submitted, timeout=self.timeout)
+                worker.used = True
         except ray.exceptions.GetTimeoutError:
-            slot.kill()
+            worker.kill()
             what = f"took more than {self.timeout:g} s" if began else f"was not loaded within {_LOADING:g} s"
             self.fail(TermTimeoutError(self.name, f"{what}; its worker on the cluster was killed"))
         except Exception as error:
-            slot.kill()
-            gone = not there or isinstance(error, ray.exceptions.RayError)
-            if not gone or isinstance(error, ray.exceptions.RayTaskError):
-                # Neither a loss nor the term's doing: a cluster with another release of penalties, say.
+            worker.kill()
+            lost = not alive or isinstance(error, ray.exceptions.RayError)
+            if not lost or isinstance(error, ray.exceptions.RayTaskError):
+                # Neither a loss nor the term's doing: for example, a cluster with another release of penalties.
                 self.fail(TermError(self.name, f"failed on the cluster: {_reason(error)}"), error)
             else:
-                self._lost(f"its worker ({slot.address}) was lost", error, began, count=there or not slot.used)
+                self._lost(f"its worker ({worker.address}) was lost", error, began, count=alive or not worker.used)
         else:
-            # Copied: what lies in Ray's memory goes with the cluster.
-            self._settle((reply.data, _owned(reply.arrays)))
+            self._settle(reply)
+
+    def _settle(self, reply: tuple[bytes, list[np.ndarray[Any, Any]]]) -> None:
+        # Copied: what is in Ray's memory goes with the cluster, and nobody may write to it.
+        data, arrays = reply[0], [np.array(array) for array in reply[1]]
+        with self.pool.changed:
+            if not self.done:
+                self._reply.set_result((data, arrays))
 
     def _lost(self, how: str, error: Exception, began: bool, *, count: bool) -> None:
         """Queue it again, once and where that does no harm; else fail."""
@@ -312,9 +284,8 @@ class RunningRay:
             hint = "" if self.idempotent else "; idempotent=True lets it run again"
             self.fail(WorkerLostError(self.name, f"{how}{again}: {_reason(error)}{hint}"), error)
         else:
-            # An actor that died while it had nothing to do is none of the term's losses.
             self._retried |= count
-            self.place.again(self)
+            self.pool.requeue(self)
 
 
 class TermEvaluator:
@@ -322,55 +293,38 @@ class TermEvaluator:
 
     def __init__(self) -> None:
         """Set the process up."""
-        cap_threads(1)
         # Arrays come through the memory of the host; an actor has no accelerator unless it was given one.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
     def address(self) -> str:
-        """Which process this is, for who reads of its end."""
+        """Which process this is, for messages about its end."""
         return f"process {os.getpid()} on {library().util.get_node_ip_address()}"
 
-    def load(self, request: "Request") -> "Reply | None":
-        """Load a term and the libraries of its arrays; None where all is there, else a reply that says what is not."""
-        from ..portable import dumps
-        from ..worker import Failure, Reply, loaded
+    def load(self, parts: tuple[Any, ...], body: bytes | None) -> tuple[bool, Any]:
+        """Load a term; returns whether its function is here, and the failure if it cannot be loaded."""
+        request = Request(*parts)
+
+        def given() -> bytes:
+            if body is None:
+                raise UnknownFunctionError
+            return body
 
         try:
-            term = loaded(request)
-            for library in request.settings:
-                importlib.import_module(library)
-        except Exception as error:
-            message = f"could not be loaded on the cluster: {said(error)}"
-            failed = TermError(request.name, message)
-            failed.__cause__ = error
-            return Reply(dumps(Failure.of(request.name, failed))[0], ())
-        return Reply(b"", (), known=False) if term is None else None
+            load(request, given)
+        except UnknownFunctionError:
+            return False, None
+        except TermError as error:
+            return True, _reply(dumps(Failure.of(request.name, error)))
+        return True, None
 
-    def run(self, request: "Request") -> "Reply":
-        """Evaluate a term that is loaded, and give back what it gave or why it did not."""
-        from ..portable import dumps
-        from ..worker import Failure, Reply, applied, evaluated, loaded
-
-        process = os.getpid()
-        term = loaded(request)
-        assert term is not None, "loaded before"
-        request = request._replace(arrays=_owned(request.arrays))
-        try:
-            with applied(request.settings):
-                data, arrays = evaluated(term, request, [])
-        except BaseException as error:
-            # A term that calls sys.exit() does not end its actor.
-            data, arrays = dumps(Failure.of(request.name, error))[0], []
-        finally:
-            # A term that forked: its child must not go on as a second actor.
-            if os.getpid() != process:
-                os._exit(0)
-        return Reply(data, arrays)
+    def run(self, parts: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> tuple[bytes, list[Any]]:
+        """Evaluate a term that is loaded; returns its evaluation, or the failure."""
+        request = Request(*parts)
+        return _reply(evaluate(load(request, lambda: b""), request, arrays))
 
 
-def _owned(arrays: "Sequence[Any]") -> "list[Packed]":
-    """Arrays that may be written to: those that come from Ray's memory may not."""
-    return [packed if packed.data.flags.writeable else packed._replace(data=packed.data.copy()) for packed in arrays]
+def _reply(packed: Packed) -> tuple[bytes, list[Any]]:
+    return packed.data, packed.arrays
 
 
 def _reason(error: Exception) -> str:

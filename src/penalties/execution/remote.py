@@ -1,0 +1,142 @@
+"""Evaluating a term in a worker: a process of the pool, or an actor on a cluster."""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ..errors import TermError, said
+from ..pipeline.awaitables import waiting
+from ..pipeline.evaluation import Evaluation
+from ..pipeline.term import Term
+from .awaiting import wait_here
+from .evaluating import evaluate_away
+from .failure import Failure
+from .portable import Packed, dumps, loads
+from .task import Task
+
+__all__ = ["Request", "UnknownFunctionError", "evaluate", "load", "opened", "request_of"]
+
+_LOADED: Final = 256
+"""Terms that a worker keeps."""
+
+_terms: Final[OrderedDict[str, Term]] = OrderedDict()
+
+
+class Request(NamedTuple):
+    """One evaluation, as a worker is asked for it; its arrays travel beside it."""
+
+    name: str
+    digest: str
+    """The function, which travels once per worker."""
+    data: bytes
+    settings: Mapping[str, Any]
+    """By library, the caller's settings that change numbers: PyTorch's default dtype, JAX's 64 bits."""
+
+
+class UnknownFunctionError(Exception):
+    """The worker does not have the function, which has to be sent again."""
+
+
+def request_of(task: Task, digest: str) -> tuple[Request, Packed]:
+    """In the caller: the request, and the arrays that go with it."""
+    try:
+        packed = dumps((dict(task.inputs), task.wrt, task.step, task.state))
+    except Exception as error:
+        raise TermError(task.term.name, f"its inputs cannot be sent to another process: {said(error)}") from error
+    return Request(task.term.name, digest, packed.data, _settings(packed.libraries)), packed
+
+
+def load(request: Request, body: Callable[[], bytes]) -> Term:
+    """In the worker: the term, and the libraries that its inputs need."""
+    try:
+        if request.digest in _terms:
+            _terms.move_to_end(request.digest)
+        else:
+            _terms[request.digest] = loads(body())
+            if len(_terms) > _LOADED:
+                _terms.popitem(last=False)
+        for library in request.settings:
+            importlib.import_module(library)
+    except UnknownFunctionError:
+        raise
+    except Exception as error:
+        _terms.pop(request.digest, None)
+        message = f"could not be loaded in a worker: {said(error)}"
+        if isinstance(error, ModuleNotFoundError):
+            message += "; functions of a script travel by value, but modules are imported by name: put it on the path"
+        raise TermError(request.name, message) from error
+    return _terms[request.digest]
+
+
+def evaluate(term: Term, request: Request, arrays: Sequence[Any]) -> Packed:
+    """In the worker: the evaluation, or the failure, packed."""
+    process = os.getpid()
+    try:
+        with _applied(request.settings):
+            inputs, wrt, step, state = loads(request.data, arrays)
+            with waiting(wait_here):
+                evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
+            try:
+                return dumps(_fields(evaluation))
+            except Exception as error:
+                message = f"its result cannot be sent to the caller: {said(error)}"
+                raise TermError(term.name, message) from error
+    except BaseException as error:
+        # Even one that ends a program: it ends neither the worker nor the caller.
+        return dumps(Failure.of(request.name, error))
+    finally:
+        # A term may have forked; its child must not go on as a second worker.
+        if os.getpid() != process:
+            os._exit(0)
+
+
+def opened(name: str, data: bytes, arrays: Sequence[Any]) -> Evaluation:
+    """In the caller: the evaluation; raises the failure."""
+    try:
+        found = loads(data, arrays)
+    except Exception as error:
+        raise TermError(name, f"its result cannot be read here: {said(error)}") from error
+    if isinstance(found, Failure):
+        raise found.error()
+    return Evaluation(**found)
+
+
+def _fields(evaluation: Evaluation) -> dict[str, Any]:
+    """As a dict: pickling an instance would have to name its class."""
+    found = {field.name: getattr(evaluation, field.name) for field in dataclasses.fields(evaluation)}
+    # Metrics may be a mappingproxy, which cannot be pickled.
+    found["metrics"] = dict(evaluation.metrics)
+    return found
+
+
+@contextlib.contextmanager
+def _applied(settings: Mapping[str, Any]) -> Generator[None]:
+    with contextlib.ExitStack() as stack:
+        if "torch" in settings:
+            import torch
+
+            torch.set_default_dtype(getattr(torch, settings["torch"]))
+        if "jax" in settings:
+            import jax
+
+            module: Any = jax
+            stack.enter_context(module.enable_x64(settings["jax"]))
+        yield
+
+
+def _settings(libraries: frozenset[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if "torch" in libraries:
+        import torch
+
+        settings["torch"] = str(torch.get_default_dtype()).removeprefix("torch.")
+    if "jax" in libraries:
+        import jax
+
+        config: Any = jax.config
+        settings["jax"] = bool(config.jax_enable_x64)
+    return settings
