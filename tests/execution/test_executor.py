@@ -5,9 +5,7 @@ import contextvars
 import gc
 import inspect
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -579,40 +577,6 @@ class TestWorkers:
             assert executor.run(pn.Pipeline([pn.Term(opened, runs="process")]), {"x": np.ones(1)}).metrics()[
                 "opened/mine"
             ]
-
-    def test_a_script_needs_no_guard(self, tmp_path: Path) -> None:
-        script = tmp_path / "train.py"
-        script.write_text(
-            textwrap.dedent(
-                """
-                import numpy as np
-                import penalties as pn
-
-                print("once")
-
-                def there(x):
-                    return (x**2).sum()
-
-                executor = pn.Executor(max_workers=2)
-                print(float(executor.run(pn.Pipeline([pn.Term(there, runs="process")]), {"x": np.arange(4.0)}).total))
-                """
-            )
-        )
-        done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=120)
-        assert (done.stdout, done.stderr, done.returncode) == ("once\n14.0\n", "", 0)
-
-    def test_blocks_are_used_again(self) -> None:
-        with pn.Executor(max_workers=1) as executor:
-            pipeline = pn.Pipeline([pn.Term("l2", runs="process")])
-            x = torch.ones(100_000, requires_grad=True)
-            executor.run(pipeline, x)
-            blocks = executor._pools["process"].blocks
-            names = set(blocks._all)
-            for _ in range(3):
-                executor.run(pipeline, x)
-            assert set(blocks._all) == names
-            # The times, and the input with its gradient.
-            assert len(names) == 2
 
 
 class TestEvents:
