@@ -20,7 +20,7 @@ from .slots import Slot, Views, read, size_of, write
 __all__ = ["CANCELLED", "DONE", "DONE_BESIDE", "UNKNOWN", "begin", "function_path", "reply_name", "run"]
 
 DONE, DONE_BESIDE, CANCELLED, UNKNOWN = "done", "done beside", "cancelled", "unknown"
-"""What became of a task: the result is in its slot, or in a file beside it; it was cancelled; its function is missing."""
+"""The result is in the slot, or in a file beside it; the task was cancelled; its function has to be sent again."""
 
 _state: Final[dict[str, Any]] = {}
 
