@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..backends import double_precision
 from ..errors import TermError, said
 from ..pipeline.awaitables import waiting
 from ..pipeline.evaluation import Evaluation
@@ -121,10 +122,7 @@ def _applied(settings: Mapping[str, Any]) -> Generator[None]:
 
             torch.set_default_dtype(getattr(torch, settings["torch"]))
         if "jax" in settings:
-            import jax
-
-            module: Any = jax
-            stack.enter_context(module.enable_x64(settings["jax"]))
+            stack.enter_context(double_precision(settings["jax"]))
         yield
 
 
