@@ -154,10 +154,8 @@ class _Unpickler(pickle.Unpickler):
         index, library, dtype, requires_grad, host_dtype, shape = pid
         if index not in self.made:
             # Copied: the memory is used again for the next task, and what comes from Ray cannot be written to.
-            found: Any = self.arrays[index]
-            if not isinstance(found, np.ndarray):
-                found = np.frombuffer(found, host_dtype).reshape(shape)
-            host: Any = np.array(found)
+            view: Any = np.asarray(self.arrays[index]).view(host_dtype).reshape(shape)
+            host = np.array(view)
             self.made[index] = _from_host_array(host, _Kind(library, dtype, requires_grad))
         return self.made[index]
 
