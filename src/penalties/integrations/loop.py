@@ -1,4 +1,4 @@
-"""A plain PyTorch loop: a pipeline as a loss function, and one step of training."""
+"""Plain PyTorch loops: a pipeline as a loss function, and one training step."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 __all__ = ["TrainStep", "WrappedLoss", "train_step", "wrap_loss"]
 
 _OFFERED: Final = ("input", "prediction", "target", "params")
-"""What a training step gives to the terms by itself."""
+"""The inputs that a training step passes to the terms itself."""
 
 _ADDED: Final = ("loss", "penalty_total")
-"""The metrics that a training step adds to those of the pipeline."""
+"""The metrics that a training step adds to the pipeline's."""
 
 
 class WrappedLoss:
     """A loss function with the terms of a pipeline added: what `wrap_loss` returns."""
 
     pipeline: Final[Pipeline]
-    """The terms together with the base. Called by itself it keeps nothing, as in validation."""
+    """The terms together with the base. Call it directly to keep no state, as in validation."""
     state: Mapping[str, Any]
-    """What the stateful terms remember. Assign to it to go on from saved state, or `{}` to start again."""
+    """The state of the stateful terms. Assign saved state to resume, or `{}` to start over."""
     output: LossOutput | None
     """The structured result of the last call."""
 
     def __init__(self, base: Callable[[Any, Any], Any] | Term, pipeline: Pipeline) -> None:
-        """Start without state; refuse a pipeline that has a base of its own."""
+        """Start without state; the pipeline must not have a base of its own."""
         if not isinstance(cast("object", pipeline), Pipeline):
             raise OptionError("wrap_loss", "pipeline", pipeline, "a Pipeline")
         if pipeline.base is not None:
             raise OptionError(
-                "wrap_loss", "pipeline", pipeline.name, "one without a base: leave it out, or call the pipeline itself"
+                "wrap_loss", "pipeline", pipeline.name, "one without a base: remove it, or call the pipeline itself"
             )
         if not isinstance(base, Term) and not callable(cast("object", base)):
             raise OptionError("wrap_loss", "base", base, "a function of prediction and target, or a Term")
@@ -55,11 +55,11 @@ class WrappedLoss:
         step: Any = None,
         **inputs: Any,
     ) -> "torch.Tensor":
-        """`base(prediction, target) + Σ weight·term`, where terms find their inputs by name."""
+        """`base(prediction, target) + Σ weight·term`, where each term finds its inputs by name."""
         output = self.pipeline(
             weights=weights, step=step, state=self.state, prediction=prediction, target=target, **inputs
         )
-        # A term that did not run this time keeps what it had.
+        # A term that did not run in this call keeps its state.
         self.state = {**self.state, **output.state}
         self.output = output
         return output.total
@@ -67,7 +67,7 @@ class WrappedLoss:
 
 @dataclasses.dataclass(frozen=True)
 class _ByPosition:
-    """A loss function under our names for its inputs: every library has names of its own for them."""
+    """A loss function with our names for its two inputs; every library names them differently."""
 
     base: Callable[[Any, Any], Any]
 
@@ -76,12 +76,12 @@ class _ByPosition:
 
 
 def wrap_loss(base: Callable[[Any, Any], Any] | Term, pipeline: Pipeline) -> WrappedLoss:
-    """A drop-in for a loss function: `base(prediction, target)` plus the total of a pipeline.
+    """A drop-in replacement for a loss function: `base(prediction, target)` plus the total of a pipeline.
 
-    `base` is a function or a loss module, called by position; or a `Term` that names its inputs. The terms find theirs
-    by name among `prediction`, `target` and what else is passed by name. `weights` and `step` go to the pipeline at
-    each call, so that schedules work. The last `LossOutput` is `loss.output`, with the base loss in it. Stateful terms
-    are given at each call what they returned at the one before, from `loss.state`.
+    `base` is a function or a loss module, called with positional arguments, or a `Term` that names its inputs. Terms
+    find their inputs by name among `prediction`, `target` and any other keyword arguments. `weights` and `step` go to
+    the pipeline at each call, so that schedules work. `loss.output` is the last `LossOutput`, base loss included.
+    Stateful terms get the state that they returned in the previous call; it is kept in `loss.state`.
 
     >>> import torch
     >>> import penalties as pn
@@ -102,12 +102,12 @@ def wrap_loss(base: Callable[[Any, Any], Any] | Term, pipeline: Pipeline) -> Wra
 
 
 class TrainStep:
-    """One step of training, counted: what `train_step` returns."""
+    """A training step that counts itself: what `train_step` returns."""
 
     model: Final["torch.nn.Module"]
     loss: Final[WrappedLoss]
     count: int
-    """The steps taken so far, and so the number of the next one. Assign to it to go on from a checkpoint."""
+    """The number of steps taken, which is the number of the next one. Assign to it to resume from a checkpoint."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class TrainStep:
         schedules: Mapping[str, Schedule] | None = None,
         max_norm: float | None = None,
     ) -> None:
-        """Check everything that can be checked before the first batch."""
+        """Check whatever can be checked before the first batch."""
         self.model = model
         self.loss = WrappedLoss(base, pipeline)
         for name in _ADDED:
@@ -128,7 +128,7 @@ class TrainStep:
         for name, schedule in (schedules or {}).items():
             if name not in pipeline:
                 there = ", ".join(f'"{known}"' for known in pipeline.names) or "none"
-                raise InputError(f'train_step: schedules has "{name}", and no term is named so; there is {there}')
+                raise InputError(f'train_step: schedules names "{name}", but no term has that name; there is {there}')
             if not callable(schedule):
                 raise OptionError("train_step", f"the schedule of {name}", schedule, "a function of the step")
         if max_norm is not None:
@@ -144,10 +144,10 @@ class TrainStep:
         return self.loss.output
 
     def __call__(self, x: Any, y: Any, /, **inputs: Any) -> dict[str, float]:
-        """Train on one batch; gives the metrics as numbers, which waits for the device once."""
+        """Train on one batch and return the metrics as numbers, with one wait for the device."""
         for name in _OFFERED:
             if name in inputs:
-                raise InputError(f'train_step: the step gives "{name}" to the terms itself; pass yours by another name')
+                raise InputError(f'train_step: the step passes "{name}" to the terms itself; rename yours')
         parameters = tuple(self.model.parameters())
         self._optimizer.zero_grad()
         self.loss(
@@ -183,17 +183,16 @@ def train_step(
 ) -> TrainStep:
     """A function `step(x, y, **inputs)` that trains on one batch and returns the metrics of that step.
 
-    It runs the model once, in the mode that the model is in; adds the terms of the pipeline to `base(prediction, y)` as
-    `wrap_loss` does; goes backward; and lets the optimizer step. Terms find by name `input` (which is `x`),
-    `prediction`, `target` (which is `y`), `params` (all parameters of the model), and what the caller passes by name.
-    `schedules` maps terms to functions of the step, counted from 0. `max_norm` clips the gradient to that length, and
-    reports the one it had as `total_grad_norm`.
+    A step runs the model once, in its current mode; adds the terms of the pipeline to `base(prediction, y)` as
+    `wrap_loss` does; runs the backward pass; and calls the optimizer. Terms find `input` (`x`), `prediction`, `target`
+    (`y`), `params` (all parameters of the model) and the keyword arguments of the call by name. `schedules` maps terms
+    to functions of the step, counted from 0. `max_norm` clips the gradient norm, and reports the norm before clipping
+    as `total_grad_norm`.
 
-    The metrics are those of the pipeline, with `base_loss`, `penalty_total` and `loss`. `step.output` is the
-    `LossOutput` of the last step, `step.count` the number of steps, `step.loss.state` what stateful terms remember.
-    Values are not looked at: `step.output.check()` raises where one is NaN or infinite. A loop with a learning-rate
-    scheduler calls it after the step; mixed precision and accumulated gradients want a loop of your own with
-    `wrap_loss`.
+    The metrics are the pipeline's, plus `base_loss`, `penalty_total` and `loss`. `step.output` is the `LossOutput` of
+    the last step, `step.count` the number of steps, `step.loss.state` the state of stateful terms. Values are not
+    checked: `step.output.check()` raises if one is NaN or infinite. Call a learning-rate scheduler after the step. For
+    mixed precision and gradient accumulation write your own loop with `wrap_loss`.
 
     >>> import torch
     >>> import penalties as pn

@@ -1,4 +1,4 @@
-"""For authors of terms: one call that finds out whether a term can be trained with.
+"""For authors of terms: one call that checks whether a term can be used in training.
 
 >>> import numpy as np
 >>> import penalties as pn

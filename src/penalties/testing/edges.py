@@ -1,4 +1,4 @@
-"""A term at the edges of its inputs."""
+"""A term at edge cases of its inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .verdict import Check
 __all__ = ["EDGES", "Edges", "check_edge", "edge_samples"]
 
 Edges: TypeAlias = Sequence[str] | Mapping[str, Any] | None
-"""Names of the edges that ship here, or `{name: inputs}`."""
+"""Names of built-in edges, or `{name: inputs}`."""
 
 _TINY: Final = 1e-30
 _LARGE: Final = 1e4
@@ -64,11 +64,11 @@ EDGES: Final[dict[str, Callable[[Sample], Sample | None]]] = {
     "one_row": _one_row,
     "half": _half,
 }
-"""Inputs changed in one way each; None where that cannot be."""
+"""Each replaces the inputs in one way; None if that is impossible."""
 
 
 def _changed(sample: Sample, change: Callable[[Numbers], Any]) -> Sample:
-    """Other numbers in the inputs that gradients are taken with respect to, or in all where there are none."""
+    """Replace the numbers of the inputs in `wrt`, or of every input if `wrt` is empty."""
     names = sample.wrt or tuple(sample.nests)
 
     def put(ops: Backend, leaf: Any) -> Any:
@@ -80,7 +80,7 @@ def _changed(sample: Sample, change: Callable[[Numbers], Any]) -> Sample:
 
 
 def edge_samples(sample: Sample, given: Any, edges: Edges) -> dict[str, Sample | None]:
-    """The inputs of each edge that was asked for; `given` are those that own ones are laid over."""
+    """The inputs of each requested edge; the author's own are merged into `given`."""
     made: dict[str, Sample | None] = {}
     for name, own in (dict.fromkeys(EDGES) if edges is None else _named(edges)).items():
         if own is not None:
@@ -92,7 +92,7 @@ def edge_samples(sample: Sample, given: Any, edges: Edges) -> dict[str, Sample |
 
 
 def _named(edges: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Each edge with its own inputs, or None for one that ships here."""
+    """Each edge with the author's inputs, or None for a built-in one."""
     if isinstance(edges, str) or not isinstance(cast("object", edges), Sequence | Mapping):
         raise OptionError("check_term", "edges", edges, "names of edges, or {name: inputs}")
     chosen = dict(edges) if isinstance(edges, Mapping) else dict.fromkeys(edges)
@@ -103,16 +103,16 @@ def _named(edges: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_edge(name: str, sample: Sample | None) -> Check:
-    """Value and gradient are finite there, or the term says clearly that it takes no such inputs."""
+    """Value and gradient are finite, or the term rejects the inputs with an error of this library."""
     label = f"edge {name}"
     if sample is None:
         return Check(label, "skipped", "no input has " + ("rows" if name == "one_row" else "floats"))
     try:
         evaluation = _evaluated(sample)
     except PenaltiesError as error:
-        # A term that refuses these inputs with an error of the library says clearly what it cannot take.
-        refused = isinstance(error.__cause__, PenaltiesError)
-        return Check(label, "passed" if refused else "failed", f"refused: {error}" if refused else str(error))
+        # Our own error class means that the term rejects these inputs on purpose.
+        deliberate = isinstance(error.__cause__, PenaltiesError)
+        return Check(label, "passed" if deliberate else "failed", f"rejected: {error}" if deliberate else str(error))
     value = number(evaluation)
     if not np.isfinite(value):
         return Check(label, "failed", f"the value is {value}")
@@ -130,8 +130,8 @@ def check_edge(name: str, sample: Sample | None) -> Check:
 
 
 def _evaluated(sample: Sample) -> Evaluation:
-    """With its gradient where it has one."""
+    """With its gradient if it has one."""
     try:
         return sample.evaluate(gradient=sample.term.differentiable)
-    except GradientError:  # NumPy, and the term brings none of its own
+    except GradientError:  # NumPy has no autograd, and the term returns no gradient
         return sample.evaluate()

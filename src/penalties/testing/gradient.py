@@ -14,9 +14,9 @@ from .verdict import Check
 __all__ = ["check_gradient"]
 
 _ELEMENTS: Final = 30
-"""Of each input; the random direction moves all of them."""
+"""How many elements of each input are tried; the random direction moves all of them."""
 
-# Half the digits of a difference are lost to rounding, so each precision has its own step and tolerance.
+# A difference loses half its digits to rounding, so each precision has its own step and tolerance.
 _STEP: Final = {"float64": 1e-5, "float32": 1e-2}
 _TOLERANCE: Final = {"float64": 1e-5, "float32": 1e-2}
 
@@ -30,11 +30,11 @@ class _Slope:
     left: float
     right: float
     size: float
-    """What errors are relative to: the largest gradient around."""
+    """The scale of errors: the largest gradient nearby."""
     allowed: float
-    """How far the gradient may be from the difference."""
+    """The allowed distance between gradient and difference."""
     connected: bool = True
-    """Whether the library has a path to this input at all."""
+    """Whether there is a path from this input to the value at all."""
 
     @property
     def central(self) -> float:
@@ -42,7 +42,7 @@ class _Slope:
 
     @property
     def error(self) -> float:
-        """The difference in units of what is allowed; infinite where it is no number."""
+        """The error in units of what is allowed; infinite if it is NaN."""
         error = abs(self.gradient - self.central) / self.allowed if self.allowed else 0.0
         return error if np.isfinite(error) else np.inf
 
@@ -58,37 +58,39 @@ class _Slope:
 
     def __str__(self) -> str:
         shown = f"gradient {self.gradient:.6g}" if self.connected else "no gradient"
-        said = f"{self.label}: {shown}, finite difference {self.central:.6g}"
+        text = f"{self.label}: {shown}, finite difference {self.central:.6g}"
         if self.kink:
-            return f"{said} (a kink: slope {self.left:.4g} on the left and {self.right:.4g} on the right)"
+            return f"{text} (a kink: slope {self.left:.4g} on the left and {self.right:.4g} on the right)"
         if not self.connected:
             name = self.label.partition("[")[0]
-            return f'{said} (it is cut off from the value: if you mean that, leave "{name}" out of wrt)'
-        return said
+            return f'{text} (it is detached from the value: if that is intended, leave "{name}" out of wrt)'
+        return text
 
 
-def check_gradient(sample: Sample, step: float | None, tolerance: float | None, kinks: bool) -> Check:
-    """Compare, in float64 where the term can be computed in it."""
+def check_gradient(
+    sample: Sample, step: float | None, tolerance: float | None, kinks: bool, *, calls: int = 0
+) -> Check:
+    """Compare gradient and differences after this many calls, in float64 if the term can be computed in it."""
     if not sample.term.differentiable:
-        return Check("gradient", "skipped", "differentiable=False: it counts as a constant")
+        return Check("gradient", "skipped", "differentiable=False: it is treated as a constant")
     if not sample.floats:
-        return Check("gradient", "failed", "no input holds floats; set differentiable=False to count it as a constant")
+        return Check("gradient", "failed", "no input holds floats; set differentiable=False to treat it as a constant")
     if not sample.wrt:
-        return Check("gradient", "skipped", "wrt names no input")
+        return Check("gradient", "skipped", "wrt is empty")
     with sample.double():
-        wide = sample.cast("float64")
         try:
+            wide = sample.cast("float64").after(calls)
             return _compared(wide, wide.evaluate(gradient=True), step, tolerance, kinks)
         except GradientError:
-            return Check("gradient", "skipped", "NumPy has none, and the term brings none of its own")
+            return Check("gradient", "skipped", "NumPy has no autograd, and the term returns no gradient")
         except PenaltiesError as error:
-            refused = error
-    narrow = sample.cast("float32")
+            in_double = error
     try:
+        narrow = sample.cast("float32").after(calls)
         check = _compared(narrow, narrow.evaluate(gradient=True), step, tolerance, kinks)
     except PenaltiesError:
-        return Check("gradient", "failed", str(refused))
-    return Check(check.name, check.status, f"{check.detail}; float64 is no good to it: {refused}")
+        return Check("gradient", "failed", str(in_double))
+    return Check(check.name, check.status, f"{check.detail}; in float64 it fails: {in_double}")
 
 
 def _compared(
@@ -106,10 +108,10 @@ def _compared(
     elements = f"{len(slopes) - 1} element{'' if len(slopes) == 2 else 's'} of {', '.join(sample.wrt)}"
     where = f"{elements} and a random direction, {precision}"
     if not wrong:
-        at_kinks = f"; {len(accepted)} at kinks, between the slopes of both sides" if accepted else ""
+        at_kinks = f"; {len(accepted)} at kinks, between the slopes of the two sides" if accepted else ""
         return Check("gradient", "passed", where + at_kinks)
     worst = max(wrong, key=lambda slope: slope.error)
-    return Check("gradient", "failed", f"{worst}; wrong in {len(wrong)} of {len(slopes)} places: {where}")
+    return Check("gradient", "failed", f"{worst}; wrong in {len(wrong)} of {len(slopes)} directions: {where}")
 
 
 def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: float, epsilon: float) -> Iterator[_Slope]:
@@ -121,12 +123,12 @@ def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: floa
         target: np.zeros(values[target].shape) if gradient is None else numbers(sample.ops, gradient)
         for target, gradient in given.items()
     }
-    # Steps grow with the element, so that none is lost in it; what is infinite stays where it is.
+    # Steps scale with the element, so that none is rounded away; infinite elements are left alone.
     scales = {t: np.where(np.isfinite(x), np.maximum(1.0, np.abs(x)), 0.0) for t, x in values.items()}
     center = number(evaluation)
 
     def along(directions: Mapping[Target, Numbers]) -> tuple[float, float, float, float]:
-        """The gradient along a direction, the slopes of both sides, and what rounding may add to them."""
+        """The gradient along a direction, the slopes of the two sides, and the rounding error of these."""
         low, high = (
             _moved(sample, {t: values[t] + sign * step * d for t, d in directions.items()}).value() for sign in (-1, 1)
         )
@@ -141,10 +143,10 @@ def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: floa
             direction[index] = scale
             gradient, left, right, noise = (part / scale for part in along({target: direction}))
             size = max(float(np.max(np.abs(gradients[target]))), abs(left + right) / 2)
-            place = f"[{', '.join(map(str, index))}]" if index else ""
+            position = f"[{', '.join(map(str, index))}]" if index else ""
             connected = given[target] is not None
             allowed = tolerance * size + noise
-            yield _Slope(sample.label(*target) + place, gradient, left, right, size, allowed, connected)
+            yield _Slope(sample.label(*target) + position, gradient, left, right, size, allowed, connected)
     signs = {t: s * random.choice([-1.0, 1.0], s.shape) for t, s in scales.items()}
     gradient, left, right, noise = along(signs)
     length = float(np.sqrt(sum(np.sum(np.square(gradients[t] * d)) for t, d in signs.items())))
@@ -153,7 +155,7 @@ def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: floa
 
 
 def _elements(random: np.random.Generator, scales: Mapping[Target, Numbers]) -> list[tuple[Target, tuple[int, ...]]]:
-    """Some elements of an input that are finite, each by its array and its index there."""
+    """Some finite elements of an input, each by its array and its index there."""
     every = [(target, int(flat)) for target, scale in scales.items() for flat in np.flatnonzero(scale)]
     count = min(len(every), _ELEMENTS)
     some = [every[int(i)] for i in sorted(random.choice(len(every), count, replace=False))] if count else []
@@ -163,5 +165,5 @@ def _elements(random: np.random.Generator, scales: Mapping[Target, Numbers]) -> 
 def _moved(sample: Sample, values: Mapping[Target, Any]) -> Sample:
     return sample.filled(
         sample.nests[target[0]].ops.constant(np.asarray(values[target]), leaf) if target in values else leaf
-        for target, leaf in zip(sample.places, sample.leaves, strict=True)
+        for target, leaf in zip(sample.positions, sample.leaves, strict=True)
     )

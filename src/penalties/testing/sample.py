@@ -1,4 +1,4 @@
-"""A term with inputs to try it on, and the same inputs changed."""
+"""A term with the inputs to try it on, and ways to change them."""
 
 import contextlib
 import sys
@@ -23,39 +23,41 @@ __all__ = ["Numbers", "Sample", "Target", "number", "numbers"]
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
 Target: TypeAlias = tuple[str, int]
-"""An input, and the place of an array in it."""
+"""The name of an input, and the index of an array in it."""
 
 
 def numbers(ops: Backend, x: Any) -> Numbers:
-    """An array of any library as one of NumPy."""
+    """An array of any library as a NumPy array."""
     return np.asarray(ops.read([x])[0])
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A term and the inputs that it reads, each by the name that the term reads it under.
+    """A term and the inputs that it reads, by name.
 
-    The arrays are copies: whatever a term does to them, the author's stay as they are.
+    The arrays are copies: whatever a term does to them, the author's are unchanged.
     """
 
     term: Term
     ops: Backend | None
-    """The library of the arrays; None where there are none."""
+    """The library of the arrays; None if there are none."""
     nests: Mapping[str, Nest]
     """The inputs that are arrays or nests of arrays."""
     rest: Mapping[str, Any]
-    """All other inputs, handed on as they are."""
+    """All other inputs, passed through unchanged."""
     wrt: tuple[str, ...]
     """The inputs that gradients are taken with respect to."""
+    state: Any = None
+    """The state that the term is given."""
 
     @classmethod
     def of(cls, term: Term, inputs: Any, wrt: str | Sequence[str] | None) -> "Sample":
-        """Find the inputs of the term; a name that is missing is an `InputError`."""
+        """Find the inputs of the term; a missing name is an `InputError`."""
         given = _by_name(term, inputs)
         read = {name: lookup(term.name, given, name) for name in term.inputs.values()}
         found = {name: flat for name, value in read.items() if (flat := _flat(value)) is not None}
         libraries = [flat.ops for flat in found.values()]
-        # A term on torch or JAX may read a NumPy array beside them; it stays as it is.
+        # A term on torch or JAX may also read a NumPy array, which is passed through.
         ops = next((ops for ops in libraries if ops.LIBRARY != "NumPy"), libraries[0] if libraries else None)
         nests = {name: flat for name, flat in found.items() if flat.ops is ops}
         rest = {name: value for name, value in read.items() if name not in nests}
@@ -64,12 +66,12 @@ class Sample:
 
     @property
     def library(self) -> str:
-        """The name of the library; NumPy where there are no arrays."""
+        """The name of the library; NumPy if there are no arrays."""
         return "NumPy" if self.ops is None else self.ops.LIBRARY
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What the term is evaluated with."""
+        """The inputs as the term reads them."""
         return {**self.rest, **{name: flat.rebuild(iter(flat.leaves)) for name, flat in self.nests.items()}}
 
     @property
@@ -78,30 +80,30 @@ class Sample:
         return [leaf for flat in self.nests.values() for leaf in flat.leaves]
 
     @property
-    def places(self) -> list[Target]:
-        """Where each of them stands."""
-        return [(name, place) for name, flat in self.nests.items() for place in range(len(flat.leaves))]
+    def positions(self) -> list[Target]:
+        """The position of each of them."""
+        return [(name, index) for name, flat in self.nests.items() for index in range(len(flat.leaves))]
 
     @property
     def floats(self) -> list[Target]:
-        """Where those stand that can be differentiated."""
+        """The positions of arrays that can be differentiated."""
         return [
             target
-            for target, leaf in zip(self.places, self.leaves, strict=True)
+            for target, leaf in zip(self.positions, self.leaves, strict=True)
             if self.nests[target[0]].ops.differentiable(leaf, asked=True)
         ]
 
     @property
     def targets(self) -> list[Target]:
-        """Where those stand that gradients are taken with respect to."""
+        """The positions of arrays that gradients are taken with respect to."""
         return [target for target in self.floats if target[0] in self.wrt]
 
-    def label(self, name: str, place: int) -> str:
-        """What to call an array in a message."""
-        return name + self.nests[name].paths[place]
+    def label(self, name: str, index: int) -> str:
+        """The name of an array in messages."""
+        return name + self.nests[name].paths[index]
 
     def filled(self, leaves: Iterable[Any]) -> "Sample":
-        """The same with other arrays, one for each in order."""
+        """The same with other arrays, in order."""
         rest = iter(leaves)
         return replace(
             self,
@@ -109,7 +111,7 @@ class Sample:
         )
 
     def mapped(self, change: Callable[[Backend, Any], Any], *, floating: bool = True) -> "Sample":
-        """The same with every array changed, or every one of floats."""
+        """The same with every array changed, or every floating one."""
         return self.filled(
             change(flat.ops, leaf) if not floating or flat.ops.differentiable(leaf, asked=True) else leaf
             for flat in self.nests.values()
@@ -117,14 +119,22 @@ class Sample:
         )
 
     def cast(self, dtype: str) -> "Sample":
-        """The same with floats of this dtype."""
+        """The same with the floating arrays in this dtype."""
         return self.mapped(lambda ops, leaf: _cast(ops, leaf, dtype))
 
+    def after(self, calls: int) -> "Sample":
+        """The same with the state that this many calls leave, each given the state of the one before."""
+        state: Any = None
+        for _ in range(calls):
+            state = self.evaluate(state=state).state
+        return replace(self, state=state)
+
     def evaluate(self, *, gradient: bool = False, state: Any = None) -> Evaluation:
-        """The term on these inputs. A term that needs the step of training gets 0."""
+        """The term on these inputs. A term that needs the training step gets 0."""
         step = 0 if self.term.needs_step else None
-        # What overflows is looked at afterwards; NumPy alone would warn.
+        # Overflow is reported by the checks; NumPy alone would warn as well.
         with np.errstate(all="ignore"):
+            state = self.state if state is None else state
             return evaluate(self.term, self.inputs, self.wrt if gradient else (), step=step, state=state)
 
     def value(self, state: Any = None) -> float:
@@ -132,18 +142,18 @@ class Sample:
         return number(self.evaluate(state=state))
 
     def gradients(self, evaluation: Evaluation) -> dict[Target, Any]:
-        """The gradient of an evaluation at each target, None where there is no path to it."""
-        assert evaluation.gradient is not None, "asked for where there is one"
+        """The gradient of an evaluation at each target; None if there is no path to it."""
+        assert evaluation.gradient is not None, "callers check for one"
         found: dict[Target, Any] = {}
         for name in self.wrt:
             flat = self.nests[name]
             parts = zip(_leaves(flat.rebuild(iter(flat.leaves))), _leaves(evaluation.gradient[name]), strict=True)
             inside = [gradient for leaf, gradient in parts if leaf is not None]
-            found |= {(name, place): gradient for place, gradient in enumerate(inside)}
+            found |= {(name, index): gradient for index, gradient in enumerate(inside)}
         return {target: found[target] for target in self.targets}
 
     def double(self) -> AbstractContextManager[Any]:
-        """Where float64 exists: JAX has to be told."""
+        """A context in which float64 exists; JAX has to be told."""
         if self.library != "JAX":
             return contextlib.nullcontext()
         return double_precision(True)
@@ -166,7 +176,7 @@ def _by_name(term: Term, inputs: Any) -> Mapping[str, Any]:
 
 
 def _flat(value: Any) -> Nest | None:
-    """The arrays of an input; None where it holds anything else, or none."""
+    """The arrays of an input; None if it holds anything else, or nothing."""
     try:
         return flatten("check_term", "input", value)
     except BackendError:
@@ -215,7 +225,7 @@ def _cast(ops: Backend, leaf: Any, dtype: str) -> Any:
 
 
 def _leaves(nest: Any) -> list[Any]:
-    """The leaves of a nest, None among them, in the order in which they were taken apart."""
+    """The leaves of a nest, None included, in the order of `flatten`."""
     if is_mapping(nest):
         return [leaf for part in nest.values() for leaf in _leaves(part)]
     if is_row(nest):

@@ -1,4 +1,4 @@
-"""What came out of the checks of a term."""
+"""The results of checking a term."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -8,7 +8,7 @@ from ..pipeline.table import table
 __all__ = ["Check", "Status", "Verdict"]
 
 Status: TypeAlias = Literal["passed", "failed", "skipped", "note"]
-"""A note is something to know that is no failure where the term runs."""
+"""A note is worth knowing, but not a failure for where the term runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What every check of a term found. It is true when none failed, and its text is a table.
+    """The result of every check of a term. It is true if none failed, and prints as a table.
 
     >>> from penalties.testing import Check, Verdict
     >>> verdict = Verdict("l1", (Check("value", "passed", "3, float32"), Check("state", "skipped", "takes no state")))
@@ -59,7 +59,7 @@ class Verdict:
         return self.ok
 
     def __str__(self) -> str:
-        """A line that says how it went, and a table."""
+        """The outcome in one line, and a table."""
         rows = [[check.name, check.status, check.detail] for check in self.checks]
         outcome = f"failed: {', '.join(self.failed)}" if self.failed else "no check failed"
         return "\n".join([f"{self.term}: {outcome}", *table(["check", "status", "detail"], rows, indent="  ")])

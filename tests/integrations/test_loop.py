@@ -413,7 +413,7 @@ def test_penalty_on_parameters_finds_the_support():
 @pytest.mark.parametrize("name", ["input", "prediction", "target", "params"])
 def test_input_that_the_step_gives_itself_is_refused(name: str):
     step = stepper(SPARSITY)
-    with pytest.raises(pn.InputError, match=f'train_step: the step gives "{name}" to the terms itself'):
+    with pytest.raises(pn.InputError, match=f'train_step: the step passes "{name}" to the terms itself'):
         step(*batch(), **{name: 1})
     assert step.count == step.model.calls == 0
 
@@ -421,7 +421,7 @@ def test_input_that_the_step_gives_itself_is_refused(name: str):
 @pytest.mark.parametrize(
     ("terms", "options", "error", "message"),
     [
-        ([SPARSITY], {"schedules": {"l2": abs}}, pn.InputError, 'schedules has "l2", .* there is "sparsity"'),
+        ([SPARSITY], {"schedules": {"l2": abs}}, pn.InputError, 'schedules names "l2", .* there is "sparsity"'),
         ([], {"schedules": {"l2": abs}}, pn.InputError, "there is none"),
         ([SPARSITY], {"schedules": {"sparsity": 0.1}}, pn.OptionError, "the schedule of sparsity=0.1; expected a func"),
         ([SPARSITY], {"max_norm": 0}, pn.OptionError, "max_norm=0; expected None or a number above 0"),
