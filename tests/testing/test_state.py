@@ -49,7 +49,7 @@ def test_state_is_taken_returned_and_saved(library: Any) -> None:
 @pytest.mark.parametrize(
     ("term", "said"),
     [
-        (remembers_an_object, "holds a set; to be saved, state is arrays, numbers"),
+        (remembers_an_object, "holds a set"),
         (forgets, "it takes state but returns none"),
         (changes_its_state, "modifies the state"),
         (trusts_a_tuple_type, "with saved and loaded state the value is"),

@@ -263,7 +263,7 @@ def test_gradients_that_are_not_finite_are_kept_from_the_model(
         return (0 * given[1]).abs().sqrt().sum()
 
     data = [datum(text) for text in TEXTS]
-    with pytest.raises(pn.NonFiniteError, match=f"{where}.*: the gradient of the loss is nan there; nothing was sent"):
+    with pytest.raises(pn.NonFiniteError, match=f"{where}.*: the gradient of the loss is nan; nothing was sent"):
         forward_backward_custom(client, data, nonlinear, regularizers=[pn.Term(steep, inputs=name)])
     assert all(parameter.grad is None for parameter in client.parameters().values())
 

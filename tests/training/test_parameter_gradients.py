@@ -131,5 +131,5 @@ def test_a_graph_shows_parts_of_its_backward_before_it_is_done(client: LocalTrai
         torch.testing.assert_close(one.grad, first[name])
         torch.testing.assert_close(direct[name], first[name])
         torch.testing.assert_close(both[name], 2 * first[name])
-    with pytest.raises(pn.GradientError, match="Graph.pulled: the backward was done already"):
+    with pytest.raises(pn.GradientError, match="Graph.pulled: .* freed the graph"):
         graph.pulled({"logprobs": ones})

@@ -35,9 +35,9 @@ class TestTensorData:
     def test_refuses_the_rest(self) -> None:
         with pytest.raises(pn.InputError, match="dtype='float64'"):
             TensorData([1.0], "float64")
-        with pytest.raises(pn.InputError, match="as many as the shape has places"):
+        with pytest.raises(pn.InputError, match="as many numbers as the shape holds"):
             TensorData([1.0], shape=[2])
-        with pytest.raises(pn.InputError, match="expected numbers"):
+        with pytest.raises(pn.InputError, match="numbers"):
             TensorData(["a"], "float32")
 
 
@@ -53,7 +53,7 @@ def test_a_datum_makes_arrays_of_lists() -> None:
 @pytest.mark.parametrize("tokens", [[2.9, 3.2], [float("nan")], ["a"]])
 def test_tokens_are_whole(tokens: Any) -> None:
     for make in (ModelInput.from_ints, lambda given: Datum(ModelInput.from_ints([1]), {"target_tokens": given})):
-        with pytest.raises(pn.InputError, match="expected tokens, which are whole numbers"):
+        with pytest.raises(pn.InputError, match="whole numbers"):
             make(tokens)
     assert ModelInput.from_ints([]).length == 0
     assert ModelInput.from_ints([2.0]).to_ints() == [2]

@@ -38,6 +38,7 @@ def kl_estimate(
 ) -> Any: ...
 @penalty(
     rows=True,
+    estimates="kl",
     example=examples.two_sampled,
     config="""weight = 0.05
 inputs = ["logprobs", "initial"]
@@ -94,6 +95,7 @@ def entropy_estimate(
 ) -> Any: ...
 @penalty(
     rows=True,
+    estimates="entropy",
     example=examples.sampled,
     config='weight = 0.01\ninputs = "logprobs"\noptions = { mode = "bonus" }',
 )

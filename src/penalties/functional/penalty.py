@@ -61,6 +61,9 @@ class Facts:
     divergence: Literal["kl", "js", "entropy"] | None = None
     """Which class-wise sum it is, for kernels that know it."""
 
+    estimates: Literal["kl", "entropy"] | None = None
+    """Which class-wise sum it estimates from the log-probabilities of sampled tokens."""
+
     draws: bool = False
     """It draws at random, from its option `seed`."""
 
@@ -106,6 +109,7 @@ def penalty(
     classes: bool = False,
     distribution: bool = False,
     divergence: Literal["kl", "js", "entropy"] | None = None,
+    estimates: Literal["kl", "entropy"] | None = None,
     draws: bool = False,
     needs_gradient: bool = False,
     elementwise: Callable[[Mapping[str, Any]], Elementwise | None] | None = None,
@@ -126,6 +130,7 @@ def penalty(
             classes=classes,
             distribution=distribution,
             divergence=divergence,
+            estimates=estimates,
             draws=draws,
             needs_gradient=needs_gradient,
             elementwise=elementwise,

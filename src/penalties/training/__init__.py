@@ -1,4 +1,4 @@
-"""Custom losses through any client of the Tinker form, and a client in this process.
+"""Custom losses through any client with the Tinker protocol, and a client in this process.
 
 Names load when they are first used.
 """
@@ -51,13 +51,13 @@ _HOMES: Final = {
     "losses": "losses",
     "references": "references",
 }
-"""Where a name is; the others are types."""
+"""The module of each name; the others are in `types`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name on first use, and keep it."""
+    """Load a public name on first use."""
     if name not in __all__:
-        # With name and obj Python itself says which name was meant.
+        # With name and obj Python itself suggests the nearest name.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = _HOMES.get(name, "types")
     module = importlib.import_module(f".{home}", __name__)

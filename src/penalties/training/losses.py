@@ -1,8 +1,8 @@
 """Base losses of a batch, by name: functions of the data and the log-probabilities of their targets.
 
-Each takes the data, one tensor of log-probabilities per datum, and perhaps a reference, one array per datum, and gives
-`(loss, metrics)`. `weights` and what else a loss needs are in each datum's `loss_fn_inputs`; without `weights` every
-target counts 1. An error names the datum.
+Each takes the data, one tensor of log-probabilities per datum, and perhaps a reference, one array per datum, and
+returns `(loss, metrics)`. `weights` and the other inputs of a loss are in each datum's `loss_fn_inputs`; without
+`weights` every target counts 1. An error names the datum.
 """
 
 import math
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["BY_NAME", "cross_entropy", "dpo", "importance_sampling", "reverse_kl"]
 
 Result: TypeAlias = tuple["Tensor", dict[str, Any]]
-"""A loss, and metrics that carry no graph."""
+"""A loss, and detached metrics."""
 
 
 @strict_options
 def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
     """`Σ −logprob·weight`, as the service computes it.
 
-    Metrics: `mean_nll`, the mean of −logprob, each counted by the size of its weight, and `perplexity`, its
-    exponential. A batch in which every weight is 0 has neither.
+    Metrics: `mean_nll`, the mean of −logprob weighted by |weight|, and `perplexity`, its exponential. A batch whose
+    weights are all 0 has neither.
 
     >>> import torch
     >>> from penalties.training import Datum, ModelInput
@@ -58,11 +58,11 @@ def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result"
 
 @strict_options
 def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
-    """`−Σ exp(logprob − old)·advantage`, with `logprobs`, the old ones, and `advantages` in the data, as the service.
+    """`−Σ exp(logprob − old)·advantage`, with the old `logprobs` and `advantages` in the data, as in the service.
 
-    A target of advantage 0 does not count; `weights` say what counts in regularizers, and are not read here. Metrics
-    over those that count, 0 where none does: `ratio_mean`, `ratio_max`, and `kl`, an estimate (k3) of how far the
-    model has moved from the one that drew them.
+    A target with advantage 0 does not count; `weights` only matter to regularizers. Metrics over the targets that
+    count, or 0 if none does: `ratio_mean`, `ratio_max`, and `kl`, an estimate (k3) of how far the model has moved from
+    the one that sampled them.
 
     >>> import torch
     >>> from penalties.training import Datum, ModelInput
@@ -91,7 +91,7 @@ def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "R
 def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[Any], *, beta: float = 0.1) -> "Result":
     """Direct preference optimization (Rafailov et al., 2023) of pairs of data, the chosen one first.
 
-    With `r = β·Σ weight·(logprob − reference)` of a sequence, its reward, the loss is the mean over pairs of
+    With the reward of a sequence `r = β·Σ weight·(logprob − reference)`, the loss is the mean over pairs of
     `−log σ(r_chosen − r_rejected)`. Metrics, means over pairs: `accuracy`, how often the chosen one has the larger
     reward, `margin` between the two, `chosen_reward` and `rejected_reward`.
 
@@ -106,16 +106,15 @@ def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[A
     torch = _torch("dpo")
     beta = check_number("dpo", "beta", beta, "a finite number above 0", low=POSITIVE)
     batch = _read("dpo", data, logprobs)
-    for place, shape in enumerate(batch.shapes):
+    for index, shape in enumerate(batch.shapes):
         if len(shape) != 1:
             raise InputError(
-                f"datum {place}: its target_tokens have shape {shape}; dpo compares sequences, with one target at "
-                "each place, (N,)"
+                f"datum {index}: its target_tokens have shape {shape}; dpo compares sequences: expected one "
+                "target per position, (N,)"
             )
     if len(data) % 2:
         raise InputError(
-            f"datum {len(data) - 1}: has no partner among {len(data)} data; dpo takes pairs: chosen, rejected, chosen, "
-            "rejected"
+            f"datum {len(data) - 1}: has no partner; dpo takes pairs: chosen, rejected, chosen, rejected, …"
         )
     weights = batch.beside(batch.weights())
     counts = weights != 0
@@ -142,13 +141,13 @@ def reverse_kl(
     renormalize: bool = True,
     reduction: str = "mean",
 ) -> "Result":
-    """KL(student ‖ teacher) at each place over its K candidates, with the teacher's log-probabilities as `reference`.
+    """KL(student ‖ teacher) at each position over its K candidates; `reference` has the teacher's log-probabilities.
 
-    `renormalize=True` divides both by what they give to the K together, so that each sums to one there, and compares
-    these; `False` sums `p·(log p − log q)` over the K as they are, which is a part of the divergence over all tokens
-    and may be negative. A place counts by its weight, and the mean is by their sizes; a candidate of weight 0 is left
-    out. Metrics: `reverse_kl`, the mean, `reverse_kl_max` and `reverse_kl_min`, and `student_mass` and `teacher_mass`,
-    the mean probability that each gives to the K together before renormalisation.
+    `renormalize=True` compares the two distributions restricted to the K candidates; `False` sums `p·(log p − log q)`
+    over the K as they are, which is part of the divergence over all tokens and may be negative. Each position is
+    weighted, and the mean divides by Σ|weight|; a candidate of weight 0 is excluded. Metrics: `reverse_kl`, the mean,
+    `reverse_kl_max` and `reverse_kl_min`, and `student_mass` and `teacher_mass`, the mean total probability of the K
+    before renormalisation.
 
     >>> import numpy as np
     >>> import torch
@@ -162,15 +161,15 @@ def reverse_kl(
     check_choice("reverse_kl", "reduction", reduction, REDUCTIONS)
     batch = _read("reverse_kl", data, logprobs)
     width = batch.shapes[0][-1]
-    for place, shape in enumerate(batch.shapes):
+    for index, shape in enumerate(batch.shapes):
         if len(shape) != 2 or shape[1] != width:
             expected = "(N, K)" if len(shape) != 2 else f"(N, {width}), as datum 0 has"
             raise InputError(
-                f"datum {place}: its target_tokens have shape {shape}; reverse_kl compares distributions over K "
-                f"candidates at each place: expected {expected}"
+                f"datum {index}: its target_tokens have shape {shape}; reverse_kl compares distributions over K "
+                f"candidates per position: expected {expected}"
             )
     weights = batch.weights().reshape(-1, width)
-    per_place = batch.beside(_per_place(weights, batch.shapes))
+    per_position = batch.beside(_per_position(weights, batch.shapes))
     ops = owner(batch.flat)
     assert ops is not None, "it is a tensor"
     shown = batch.beside(weights) != 0
@@ -178,8 +177,8 @@ def reverse_kl(
     teacher = candidates(ops, batch.arrays("reference", reference).reshape(-1, width), shown)
     p, q = (renormalized(student), renormalized(teacher)) if renormalize else (student, teacher)
     values = kl_divergence(p, q, reduction="none")
-    loss = (per_place * values).sum()
-    counted = per_place.abs()
+    loss = (per_position * values).sum()
+    counted = per_position.abs()
     size = counted.sum()
     metrics = {
         **extremes(ops, values, counted, "reverse_kl"),
@@ -195,11 +194,11 @@ BY_NAME: Final[dict[str, Callable[..., Any]]] = {
     "dpo": dpo,
     "reverse_kl": reverse_kl,
 }
-"""The base losses that a call may name."""
+"""The base losses by name."""
 
 
 class _Read(NamedTuple):
-    """A batch, checked: all its log-probabilities in one row."""
+    """A batch, checked, with all log-probabilities in one row."""
 
     loss: str
     data: Sequence[Any]
@@ -207,38 +206,37 @@ class _Read(NamedTuple):
     flat: "Tensor"
 
     def weights(self) -> np.ndarray[Any, Any]:
-        """How much every target counts."""
-        found = [weights_of(place, datum, self.shapes[place]) for place, datum in enumerate(self.data)]
+        """How much each target counts."""
+        found = [weights_of(index, datum, self.shapes[index]) for index, datum in enumerate(self.data)]
         return np.concatenate([array.reshape(-1) for array in found])
 
     def inputs(self, name: str) -> "Tensor":
         """An array of each datum's `loss_fn_inputs`."""
         found: list[Any] = []
-        for place, datum in enumerate(self.data):
-            given = inputs_of(place, datum)
+        for index, datum in enumerate(self.data):
+            given = inputs_of(index, datum)
             if name not in given:
                 there = ", ".join(given)
-                raise InputError(f"datum {place}: {self.loss} needs {name} in its loss_fn_inputs; there is {there}")
+                raise InputError(f"datum {index}: {self.loss} needs {name} in its loss_fn_inputs; there is {there}")
             found.append(given[name])
         return self.arrays(name, found)
 
     def arrays(self, name: str, given: Sequence[Any]) -> "Tensor":
-        """One array per datum, each in the form of its targets, as one row."""
+        """One array per datum, each with the shape of its targets, as one row."""
         if len(given) != len(self.data):
             first = min(len(given), len(self.data))
             raise InputError(
                 f"datum {first}: {self.loss} has {len(self.data)} data and {len(given)} entries in {name}; expected "
-                "one for each"
+                "one per datum"
             )
         parts: list[Any] = []
-        for place, (one, shape) in enumerate(zip(given, self.shapes, strict=True)):
+        for index, (one, shape) in enumerate(zip(given, self.shapes, strict=True)):
             if one is None:
-                raise InputError(f"datum {place}: {self.loss} has no {name} for it; expected an array of shape {shape}")
+                raise InputError(f"datum {index}: {self.loss}: {name} is None; expected an array of shape {shape}")
             array = one.detach() if hasattr(one, "detach") else np.array(numpy_of(one))
             if tuple(array.shape) != shape:
                 raise InputError(
-                    f"datum {place}: the shape of its {name} is {tuple(array.shape)} and that of its target_tokens "
-                    f"{shape}"
+                    f"datum {index}: its {name} has shape {tuple(array.shape)} and its target_tokens {shape}"
                 )
             parts.append(self.beside(array).reshape(-1))
         flat = _torch(self.loss).cat(parts)
@@ -246,11 +244,11 @@ class _Read(NamedTuple):
         return flat
 
     def beside(self, array: Any) -> "Tensor":
-        """An array as a tensor like the log-probabilities."""
+        """An array as a tensor with the dtype and device of the log-probabilities."""
         return _torch(self.loss).as_tensor(array, dtype=self.flat.dtype, device=self.flat.device)
 
     def shown(self, counts: "Tensor") -> "Tensor":
-        """The log-probabilities where they count, and 0 elsewhere, whatever stands there."""
+        """The log-probabilities that count, and 0 elsewhere, whatever the value there."""
         return self.flat.where(counts, 0.0)
 
 
@@ -262,11 +260,11 @@ def _read(loss: str, data: Sequence[Any], logprobs: "Sequence[Tensor]") -> _Read
         first = min(len(data), len(logprobs))
         raise InputError(f"datum {first}: {loss} has {len(data)} data and {len(logprobs)} arrays of logprobs")
     shapes: list[tuple[int, ...]] = []
-    for place, (datum, found) in enumerate(zip(data, logprobs, strict=True)):
-        shape = targets_of(place, datum).shape
+    for index, (datum, found) in enumerate(zip(data, logprobs, strict=True)):
+        shape = targets_of(index, datum).shape
         if tuple(found.shape) != shape:
             raise InputError(
-                f"datum {place}: its logprobs have shape {tuple(found.shape)} and its target_tokens {shape}"
+                f"datum {index}: its logprobs have shape {tuple(found.shape)} and its target_tokens {shape}"
             )
         shapes.append(shape)
     flat = torch.cat([found.reshape(-1) for found in logprobs])
@@ -276,33 +274,33 @@ def _read(loss: str, data: Sequence[Any], logprobs: "Sequence[Tensor]") -> _Read
 
 
 def _check_numbers(name: str, flat: "Tensor", shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuse NaN, and say whose it is."""
+    """Raise for NaN, naming the datum."""
     missing = flat.detach().isnan()
-    # One transfer for the batch; which datum it is, is asked only where there is one.
+    # One transfer per batch; the datum is looked up only if there is a NaN.
     if bool(missing.any()):
         first = int(missing.nonzero()[0])
-        place = _datum_of(first, [math.prod(shape) for shape in shapes])
-        raise InputError(f"datum {place}: there is nan in its {name}; expected numbers")
+        index = _datum_of(first, [math.prod(shape) for shape in shapes])
+        raise InputError(f"datum {index}: found nan in its {name}; expected numbers")
 
 
 def _datum_of(row: int, sizes: Sequence[int]) -> int:
-    """The datum that a row of a packed array belongs to."""
+    """The datum to which a row of a packed array belongs."""
     return int(np.searchsorted(np.cumsum(sizes), row, side="right"))
 
 
-def _per_place(weights: np.ndarray[Any, Any], shapes: Sequence[tuple[int, ...]]) -> np.ndarray[Any, Any]:
-    """How much each place counts: what its candidates count, all alike but those that are left out."""
+def _per_position(weights: np.ndarray[Any, Any], shapes: Sequence[tuple[int, ...]]) -> np.ndarray[Any, Any]:
+    """How much each position counts: the common weight of its candidates that are not excluded."""
     counts = weights != 0
     high = np.where(counts, weights, -np.inf).max(-1)
     low = np.where(counts, weights, np.inf).min(-1)
     uneven = counts.any(-1) & (high != low)
     if uneven.any():
         row = int(np.flatnonzero(uneven)[0])
-        place = _datum_of(row, [shape[0] for shape in shapes])
+        index = _datum_of(row, [shape[0] for shape in shapes])
         raise InputError(
-            f"datum {place}: the weights of the candidates at one of its places differ, {low[row]:g} to "
-            f"{high[row]:g}; reverse_kl takes one weight for a place, and 0 for a candidate to leave out: a teacher's "
-            "probabilities go into the reference, as log-probabilities"
+            f"datum {index}: the weights of the candidates at one position differ, {low[row]:g} to {high[row]:g}; "
+            "reverse_kl takes one weight per position, and 0 to exclude a candidate; pass a teacher's probabilities as "
+            "the reference, as log-probabilities"
         )
     return np.where(counts.any(-1), high, 0.0)
 

@@ -1,4 +1,4 @@
-"""What comes of a custom loss: the client's own output, with ours in it."""
+"""The result of a custom loss: the client's own output, with the loss output merged in."""
 
 import dataclasses
 import threading
@@ -16,7 +16,7 @@ class CustomLossFuture:
     """The output of a backward that was sent: `.result(timeout)`, or `await` it."""
 
     def __init__(self, sent: Any, merge: Callable[[Any], Any]) -> None:
-        """The client's future, and what is made of its output."""
+        """Wrap the client's future; `merge` makes the result of its output."""
         self._sent: Any = sent
         self._merge: Any = merge
         self._lock = threading.Lock()
@@ -48,22 +48,22 @@ class CustomLossFuture:
 
     def _merged(self, result: Any) -> Any:
         with self._lock:
-            # Once: the client's future may give the same object again, and its metrics are changed.
+            # Once: the client's future may return the same object again, whose metrics are modified here.
             if self._output is None:
                 self._output = self._merge(result)
-                # Whatever made it may go.
+                # Free whatever it was made from.
                 self._sent = self._merge = None
             return self._output
 
 
 def merged(result: Any, output: LossOutput) -> Any:
-    """The client's output with the numbers of ours among its metrics, and ours as `custom_loss`."""
+    """The client's output with the loss output as `custom_loss`, and its numbers in the metrics."""
     plain = dataclasses.replace(output.read(), gradient=output.gradient, state=output.state)
     metrics: dict[str, float] = dict(result.metrics or {})
     if "loss:sum" in metrics:
-        # As the SDK has it: the loss that was asked for has the name, and what the server computed another.
+        # As in the SDK: "loss:sum" is the requested loss, not the surrogate that the server computed.
         metrics["surrogate_loss:sum"] = metrics["loss:sum"]
-    # Those of the base by their own names, too, unless a term has the name.
+    # The base's own metrics also under their plain names, unless a term has that name.
     if plain.base is not None:
         metrics |= {str(name): float(number) for name, number in plain.base.metrics.items()}
     metrics |= {**plain.metrics(), "loss:sum": plain.total}
@@ -75,6 +75,6 @@ def merged(result: Any, output: LossOutput) -> Any:
     else:
         made = result.model_copy() if hasattr(result, "model_copy") else result
         object.__setattr__(made, "metrics", metrics)
-    # The class is the client's, and need not know of it.
+    # The class is the client's, and need not have such a field.
     object.__setattr__(made, "custom_loss", plain)
     return made

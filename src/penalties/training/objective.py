@@ -1,8 +1,4 @@
-"""A base loss and regularizers as one pipeline over a batch: what each term reads, and how it is packed.
-
-The log-probabilities of a batch are one array, `flat_logprobs`, one sequence after the other. Terms that ask for a
-list, one array per datum, get views of it, so that a gradient is taken once for the batch and not for each datum.
-"""
+"""A base loss and regularizers as one pipeline over the packed arrays of a batch."""
 
 import inspect
 import threading
@@ -13,74 +9,30 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from ..errors import InputError, OptionError
-from ..functional import entropy, js_divergence, kl_divergence
 from ..functional.options import POSITIVE, check_number
-from ..pipeline import Evaluation, Pipeline, Term
-from ..pipeline.catalogue import BUILT_IN, OVER_CLASSES, SEPARABLE
-from ..pipeline.evaluate import compute
+from ..functional.penalty import facts_of
+from ..pipeline import Pipeline, Term
 from ..pipeline.output import BASE
 from ..pipeline.term import CALL_ARGUMENTS
 from . import losses
+from .packing import ALWAYS, FLAT, LOCAL, LOGPROBS, is_local, packed
 
-__all__ = ["DISTRIBUTIONS", "FLAT", "LOGPROBS", "PACKED", "Objective", "Unpacked", "objective_of"]
+__all__ = ["Objective", "objective_of"]
 
-FLAT: Final = "flat_"
-"""What the packed form of an input has before its name."""
-
-LOGPROBS: Final = "logprobs"
-PACKED: Final = "flat_logprobs"
-
-DISTRIBUTIONS: Final = (kl_divergence, js_divergence, entropy)
-"""Penalties of whole distributions."""
-
-_ALWAYS: Final = ("data", LOGPROBS, PACKED, "lengths", "mask", "flat_mask")
-"""What every batch has."""
-
-_LOCAL: Final = ("params", "logits", "hidden")
-"""What only a model in this process has."""
+_FUNCTION: Final = "forward_backward_custom"
 
 _KEPT: Final = 4
-"""Objectives that are kept, with all that their functions hold: a loop passes the same again and again."""
+"""How many objectives are cached, with everything their functions hold; a loop passes the same one repeatedly."""
 
 
 class Objective(NamedTuple):
-    """A pipeline as an executor runs it, and what it reads."""
+    """A pipeline as an executor runs it, and the inputs that it reads."""
 
     pipeline: Pipeline
     reads: tuple[str, ...]
-    """The names of its inputs, none of them twice."""
+    """The names of its inputs, without duplicates."""
     local: tuple[str, ...]
-    """Those that only a model in this process has: `params`, and packed ones, as `flat_logits`."""
-
-
-class Unpacked:
-    """A term whose lists are cut out of packed arrays when it is called."""
-
-    def __init__(self, term: Term, packed: Mapping[str, str]) -> None:
-        """`packed` says for each list that the term reads which packed array it is a part of."""
-        self.term: Term = term
-        self.packed: dict[str, str] = dict(packed)
-        """By the name of each list."""
-        others = [name for name in dict.fromkeys(term.inputs.values()) if name not in packed]
-        self.reads: tuple[str, ...] = ("lengths", *dict.fromkeys(packed.values()), *others)
-
-    @property
-    def label(self) -> str:
-        """How a term shows what it is."""
-        return getattr(self.term.fn, "label", None) or self.term.name
-
-    def unchanged(self) -> dict[str, str]:
-        """The inputs that need not be shown."""
-        return {f"*{index}": name for index, name in enumerate(self.reads)}
-
-    def __call__(self, *inputs: Any, state: Any = None, step: Any = None) -> Evaluation:
-        """The term's evaluation."""
-        given = dict(zip(self.reads, inputs, strict=True))
-        lengths = given["lengths"]
-        for name, packed in self.packed.items():
-            given[name] = list(given[packed].split(lengths))
-        value, _, metrics, new = compute(self.term, given, step, state)
-        return Evaluation(value, None, metrics, new)
+    """Those that only a model in this process has: `params`, and packed ones such as `flat_logits`."""
 
 
 def objective_of(
@@ -92,45 +44,45 @@ def objective_of(
     rows: bool,
     local: bool,
 ) -> Objective:
-    """The objective that these make; the same one again for the same arguments.
+    """The objective for these arguments; equal arguments return the same object.
 
-    `references` says of each whether it has a number for each target; if not it has one for each datum. `rows` says
-    that each place has several targets, so that the packed arrays have rows.
+    `references` says of each whether it has one number per target, or one per datum. `rows` says that each position
+    has several targets, so that packed arrays have rows.
     """
     terms = _terms(regularizers)
     for name in references:
-        if not name or name in (*_ALWAYS, *CALL_ARGUMENTS) or _local(name) or name.startswith(FLAT):
-            taken = ", ".join((*_ALWAYS, *_LOCAL, *CALL_ARGUMENTS))
-            raise OptionError("forward_backward_custom", "references", name, f"another name: {taken} are taken")
+        if not name or name in (*ALWAYS, *CALL_ARGUMENTS) or is_local(name) or name.startswith(FLAT):
+            reserved = ", ".join((*ALWAYS, *LOCAL, *CALL_ARGUMENTS))
+            raise OptionError(_FUNCTION, "references", name, f"another name: {reserved} are reserved")
     if loss_fn is None and not terms:
-        raise OptionError("forward_backward_custom", "loss_fn", None, "a loss, or regularizers, or both")
+        raise OptionError(_FUNCTION, "loss_fn", None, "a loss, or regularizers, or both")
     if timeout is not None:
-        timeout = check_number("forward_backward_custom", "timeout", timeout, "None, or seconds above 0", low=POSITIVE)
-    # By identity: a term that is made anew each time is sent to its worker each time.
+        timeout = check_number(_FUNCTION, "timeout", timeout, "None, or seconds above 0", low=POSITIVE)
+    # By identity: a term that is created again is also sent to its worker again.
     kept: list[Any] = [loss_fn, terms]
     loss_key = _content(loss_fn, kept) if isinstance(loss_fn, Mapping) else id(loss_fn)
     key = (loss_key, tuple(map(id, terms)), tuple(references.items()), timeout, rows, local)
     with _lock:
-        if key in _known:
-            _known.move_to_end(key)
-            return _known[key][0]
+        if key in _objectives:
+            _objectives.move_to_end(key)
+            return _objectives[key][0]
     objective = _made(loss_fn, terms, references, timeout, rows, local)
     with _lock:
-        _known[key] = (objective, kept)
-        if len(_known) > _KEPT:
-            _known.popitem(last=False)
+        _objectives[key] = (objective, kept)
+        if len(_objectives) > _KEPT:
+            _objectives.popitem(last=False)
     return objective
 
 
 _lock: Final = threading.Lock()
-_known: Final[OrderedDict[Any, tuple[Objective, list[Any]]]] = OrderedDict()
-_described: Final[OrderedDict[Any, tuple[tuple[Term, ...], list[Any]]]] = OrderedDict()
+_objectives: Final[OrderedDict[Any, tuple[Objective, list[Any]]]] = OrderedDict()
+_configured: Final[OrderedDict[Any, tuple[tuple[Term, ...], list[Any]]]] = OrderedDict()
 
 
 def _content(value: Any, kept: list[Any]) -> Any:
-    """What a description says, to be compared: numbers, words and containers by content.
+    """A cache key for a config: numbers, strings and containers by value.
 
-    Anything else by its address, and is kept, so that nothing else gets that.
+    Anything else by its id; it is appended to `kept`, so that nothing else can get the same id.
     """
     if isinstance(value, Mapping):
         entries = cast("Mapping[Any, Any]", value).items()
@@ -145,53 +97,57 @@ def _content(value: Any, kept: list[Any]) -> Any:
 
 
 def _terms(regularizers: Any) -> tuple[Term, ...]:
-    """The terms, whatever form they were given in."""
+    """The terms, in whichever form they were passed."""
     if isinstance(regularizers, Pipeline):
         if regularizers.base is not None:
             expected = "a pipeline without a base: the base is loss_fn"
-            raise OptionError("forward_backward_custom", "regularizers", regularizers.name, expected)
+            raise OptionError(_FUNCTION, "regularizers", regularizers.name, expected)
         return regularizers.terms
     if isinstance(regularizers, str | Term | Mapping) or not isinstance(regularizers, Sequence):
         expected = "a Pipeline, a list of terms, or a list of dicts with the arguments of a term"
-        raise OptionError("forward_backward_custom", "regularizers", cast("Any", regularizers), expected)
+        raise OptionError(_FUNCTION, "regularizers", cast("Any", regularizers), expected)
     given = cast("Sequence[Any]", regularizers)
     if not any(isinstance(entry, Mapping) for entry in given):
         return Pipeline(given).terms
     if not all(isinstance(entry, Mapping) for entry in given):
-        return Pipeline([_described_terms([one])[0] if isinstance(one, Mapping) else one for one in given]).terms
-    return _described_terms(given)
+        return Pipeline([_from_config([one])[0] if isinstance(one, Mapping) else one for one in given]).terms
+    return _from_config(given)
 
 
-def _described_terms(config: Sequence[Any]) -> tuple[Term, ...]:
-    """The terms that dicts describe; dicts are often written in the loop, and equal ones are the same terms."""
+def _from_config(config: Sequence[Any]) -> tuple[Term, ...]:
+    """The terms that dicts describe. Dicts are often written inside the loop; equal ones return the same terms."""
     kept: list[Any] = []
     key = _content(config, kept)
     with _lock:
-        if key in _described:
-            _described.move_to_end(key)
-            return _described[key][0]
+        if key in _configured:
+            _configured.move_to_end(key)
+            return _configured[key][0]
     pipeline = Pipeline.from_config(config)
     if pipeline.base is not None:
-        raise OptionError("forward_backward_custom", "regularizers", "base", "no base among them: the base is loss_fn")
+        raise OptionError(_FUNCTION, "regularizers", "base", "no base among them: the base is loss_fn")
     with _lock:
-        _described[key] = (pipeline.terms, kept)
-        if len(_described) > 8 * _KEPT:
-            _described.popitem(last=False)
+        _configured[key] = (pipeline.terms, kept)
+        if len(_configured) > 8 * _KEPT:
+            _configured.popitem(last=False)
     return pipeline.terms
 
 
 def _made(
     loss_fn: Any, terms: Sequence[Term], references: Mapping[str, bool], timeout: float | None, rows: bool, local: bool
 ) -> Objective:
-    known = {*_ALWAYS, *references, *(f"{FLAT}{name}" for name, packable in references.items() if packable)}
+    known = {*ALWAYS, *references, *(f"{FLAT}{name}" for name, per_target in references.items() if per_target)}
+
+    def ready(term: Term) -> Term:
+        term = _with_batch_inputs(term, known)
+        if timeout is not None and term.timeout is None:
+            term = term.replace(timeout=timeout)
+        return packed(term, known, rows=rows, local=local)
+
     base = None if loss_fn is None else _base(loss_fn, list(references))
-    resolved = [_packed(_timed(_called(term, known), timeout), known, rows, local) for term in terms]
-    if base is not None:
-        base = _packed(_timed(_called(base, known), timeout), known, rows, local)
-    pipeline = Pipeline(resolved, base=base)
-    everything = [*resolved, *([] if base is None else [base])]
+    pipeline = Pipeline([ready(term) for term in terms], base=None if base is None else ready(base))
+    everything = [*pipeline.terms, *([] if pipeline.base is None else [pipeline.base])]
     reads = tuple(dict.fromkeys(name for term in everything for name in term.inputs.values()))
-    return Objective(pipeline, reads, tuple(name for name in reads if _local(name)))
+    return Objective(pipeline, reads, tuple(name for name in reads if is_local(name)))
 
 
 def _base(loss_fn: Any, references: Sequence[str]) -> Term:
@@ -206,37 +162,44 @@ def _base(loss_fn: Any, references: Sequence[str]) -> Term:
         loss_fn, options = given.pop("fn"), given.pop("options", {})
         if given:
             expected = "only fn and options for a loss by name"
-            raise OptionError("forward_backward_custom", "loss_fn", next(iter(given)), expected)
-    for name, function in losses.BY_NAME.items():
-        if loss_fn is function:
-            loss_fn = name
+            raise OptionError(_FUNCTION, "loss_fn", next(iter(given)), expected)
     if isinstance(loss_fn, str):
-        return _by_name(loss_fn, options, references)
+        if loss_fn not in losses.BY_NAME:
+            expected = f"one of {', '.join(losses.BY_NAME)}, or a function of (data, logprobs)"
+            raise OptionError(_FUNCTION, "loss_fn", loss_fn, expected)
+        return _with_reference(Term(losses.BY_NAME[loss_fn], name=BASE, options=options), loss_fn, references)
     if not callable(loss_fn):
         expected = f"a function of (data, logprobs), one of {', '.join(losses.BY_NAME)}, a Term, or None"
-        raise OptionError("forward_backward_custom", "loss_fn", loss_fn, expected)
+        raise OptionError(_FUNCTION, "loss_fn", loss_fn, expected)
+    if _needs_reference(loss_fn):
+        return _with_reference(Term(loss_fn, name=BASE), getattr(loss_fn, "__name__", BASE), references)
     return Term(_SdkLoss(loss_fn), name=BASE, inputs=("data", LOGPROBS))
 
 
-def _by_name(name: str, options: Mapping[str, Any], references: Sequence[str]) -> Term:
-    if name not in losses.BY_NAME:
-        expected = f"one of {', '.join(losses.BY_NAME)}, or a function of (data, logprobs)"
-        raise OptionError("forward_backward_custom", "loss_fn", name, expected)
-    term = Term(losses.BY_NAME[name], name=BASE, options=options)
-    if "reference" not in term.inputs.values():
-        return term
-    if "reference" in references:
+def _needs_reference(function: Callable[..., Any]) -> bool:
+    """Whether a loss takes a `reference` beside data and log-probabilities."""
+    try:
+        parameter = inspect.signature(function).parameters.get("reference")
+    except ValueError:
+        # A function in C without a signature.
+        return False
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def _with_reference(term: Term, name: str, references: Sequence[str]) -> Term:
+    """The only reference, or the one named "reference", for a loss that needs one."""
+    if "reference" not in term.inputs.values() or "reference" in references:
         return term
     if len(references) != 1:
         there = ", ".join(references) or "none"
         raise InputError(
-            f'{name}: needs log-probabilities to compare with, as references={{"reference": ...}}; there is {there}'
+            f'{name}: needs log-probabilities to compare with; pass references={{"reference": ...}}; there is {there}'
         )
     return term.replace(inputs={**term.inputs, "reference": references[0]})
 
 
 class _SdkLoss:
-    """A loss in the form that the SDK takes, `(data, logprobs) -> (loss, metrics)`, whatever its parameters are."""
+    """A loss in the SDK's form, `(data, logprobs) -> (loss, metrics)`, whatever its parameters are called."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self.function = function
@@ -245,17 +208,18 @@ class _SdkLoss:
         return self.function(data, logprobs)
 
 
-def _called(term: Term, known: set[str]) -> Term:
-    """The term as it is, unless none of its parameters is an input.
+def _with_batch_inputs(term: Term, known: set[str]) -> Term:
+    """The term itself if it names any input of the batch.
 
-    Then a function of two or three gets data, logprobs and its options; a penalty of one gets logprobs.
+    Otherwise a function of two or three parameters gets data, logprobs and its options; a penalty of one input gets
+    logprobs.
     """
     names = list(term.inputs.values())
     if any(parameter != name for parameter, name in term.inputs.items()):
         return term
-    if any(name in known or _local(name) for name in names):
+    if any(name in known or is_local(name) for name in names):
         return term
-    if term.fn in BUILT_IN.values():
+    if facts_of(term.fn) is not None:
         return term.replace(inputs=LOGPROBS) if len(names) == 1 else term
     if len(names) not in (2, 3):
         return term
@@ -263,82 +227,3 @@ def _called(term: Term, known: set[str]) -> Term:
     if len(names) == 3:
         changed["options"] = {**term.options, names[2]: {}}
     return term.replace(**changed)
-
-
-def _local(name: str) -> bool:
-    """Whether an input is inside the model."""
-    return name.removeprefix(FLAT).partition(".")[0] in _LOCAL
-
-
-def _packable(name: str) -> bool:
-    """Whether an input that is inside the model is a list with one array per datum."""
-    return not name.startswith(FLAT) and name != "params"
-
-
-def _timed(term: Term, timeout: float | None) -> Term:
-    return term if timeout is None or term.timeout is not None else term.replace(timeout=timeout)
-
-
-def _packed(term: Term, known: set[str], rows: bool, local: bool) -> Term:
-    """The same term over packed arrays."""
-    for name in term.inputs.values():
-        if name.startswith("params.") or name == f"{FLAT}params":
-            raise InputError(f'{term.name}: reads "{name}"; expected "params", a dict of all of them by name')
-        if _local(name):
-            if not local:
-                raise InputError(
-                    f'{term.name}: reads "{name}", which is inside the model; this client gives log-probabilities '
-                    "alone: use a LocalTrainingClient"
-                )
-        elif name not in known:
-            there = ", ".join(sorted(known - {f"{FLAT}{one}" for one in known}))
-            raise InputError(f'{term.name}: no input is named "{name}"; there is {there}')
-    term = _normalised(_masked(term, rows), rows)
-    names = dict.fromkeys(term.inputs.values())
-    lists = [name for name in names if f"{FLAT}{name}" in known or (_local(name) and _packable(name))]
-    if not lists:
-        return term
-    if term.fn in SEPARABLE and len(lists) == len(names):
-        # Sums and means over all elements: over the packed arrays they are the same, in one piece.
-        return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
-    unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
-    return Term(
-        unpacked,
-        term.weight,
-        term.name,
-        unpacked.reads,
-        enabled=term.enabled,
-        differentiable=term.differentiable,
-        runs="async" if term.runs == "inline" and term.asynchronous else term.runs,
-        timeout=term.timeout,
-        on_error=term.on_error,
-        every=term.every,
-        idempotent=term.idempotent,
-    )
-
-
-def _masked(term: Term, rows: bool) -> Term:
-    """The term with the mask of the batch, where it takes one and does not say which: prompts do not count."""
-    inputs = term.inputs
-    reads = set(inputs.values()) & {LOGPROBS, PACKED}
-    if not reads or "mask" in inputs or "mask" in term.options or not callable(term.fn):
-        return term
-    try:
-        takes = "mask" in inspect.signature(term.fn).parameters
-    except ValueError:
-        # Of C code, which does not say.
-        return term
-    if not takes or (term.fn in OVER_CLASSES and not rows):
-        return term
-    return term.replace(inputs={**inputs, "mask": "mask" if LOGPROBS in reads else "flat_mask"})
-
-
-def _normalised(term: Term, rows: bool) -> Term:
-    """The term with what makes distributions of its inputs: the candidates of a place alone are part of one."""
-    if term.fn not in DISTRIBUTIONS or "logits" in term.options:
-        return term
-    reads = {name.removeprefix(FLAT).partition(".")[0] for name in term.inputs.values()}
-    if "logits" in reads:
-        expected = "True: these are logits, and no log-probabilities"
-        raise OptionError(term.name, "logits", False, f'options={{"logits": {expected}}}')
-    return term.replace(options={**term.options, "logits": True}) if rows and LOGPROBS in reads else term

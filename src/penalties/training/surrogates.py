@@ -1,7 +1,7 @@
-"""What is sent to a server so that its own loss has the gradient of ours.
+"""Surrogates: requests to a server that make the gradient of its own loss equal to the gradient of ours.
 
-A server computes a loss L of the log-probabilities with weights that the client chooses. Where ∂L/∂logprob is made
-equal to ∂C/∂logprob of the client's loss C, the chain rule does the rest: the model gets the gradient of C.
+A server computes a loss L of the log-probabilities with weights that the client chooses. If ∂L/∂logprob equals
+∂C/∂logprob of the client's loss C, the chain rule does the rest: the model gets the gradient of C.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from .reading import inputs_of, like, targets_of, with_inputs
 __all__ = ["FORWARD", "SERVERS", "Surrogate", "forward_data", "surrogate_of"]
 
 FORWARD: Final = "cross_entropy"
-"""The loss that a forward is asked for: every server has it, and gives the log-probabilities with it."""
+"""The loss of a forward request: every server has it, and returns the log-probabilities with it."""
 
 
 class Surrogate(Protocol):
-    """How one kind of server is given a gradient."""
+    """How a gradient is sent to one kind of server."""
 
     loss_fn: str
-    """The loss of the server that is used."""
+    """The server's loss that is used."""
     rows: bool
-    """Whether it takes several targets at a place."""
+    """Whether it takes several targets per position."""
 
     def data(
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
@@ -34,14 +34,14 @@ class Surrogate(Protocol):
 
 
 def forward_data(data: Sequence[Any]) -> list[Any]:
-    """The data of a forward: targets and weights alone, since servers refuse what they do not know."""
+    """The data of a forward: only targets and weights, because servers reject unknown inputs."""
     made: list[Any] = []
-    for place, datum in enumerate(data):
-        given = inputs_of(place, datum)
+    for index, datum in enumerate(data):
+        given = inputs_of(index, datum)
         targets = given["target_tokens"]
         weights = given.get("weights")
         if weights is None:
-            weights = like(targets, np.zeros(targets_of(place, datum).shape, np.float32))
+            weights = like(targets, np.zeros(targets_of(index, datum).shape, np.float32))
         made.append(with_inputs(datum, {"target_tokens": targets, "weights": weights}))
     return made
 
@@ -56,8 +56,8 @@ class _Summed:
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
     ) -> list[Any]:
         made: list[Any] = []
-        for place, (datum, gradient) in enumerate(zip(data, gradients, strict=True)):
-            targets = inputs_of(place, datum)["target_tokens"]
+        for index, (datum, gradient) in enumerate(zip(data, gradients, strict=True)):
+            targets = inputs_of(index, datum)["target_tokens"]
             made.append(with_inputs(datum, {"target_tokens": targets, "weights": like(targets, -gradient)}))
         return made
 
@@ -65,9 +65,9 @@ class _Summed:
 class _Averaged:
     """Servers that average over the tokens of a sequence, and over the sequences of a step, as SkyRL does.
 
-    Under cross_entropy the weights divide themselves out there. Importance sampling has the gradient −advantage where
-    the old log-probabilities are the present ones, and is divided by numbers that are known here: the length of each
-    sequence, and how many there are. Those of several calls before one step are averaged, each by how many it has.
+    With cross_entropy the weights cancel out on such a server. Importance sampling has the gradient −advantage if the
+    old log-probabilities are the current ones, and is divided by numbers that are known here: the length of each
+    sequence and the number of sequences. Several calls before one step are averaged by their numbers of sequences.
     """
 
     loss_fn = "importance_sampling"
@@ -77,11 +77,11 @@ class _Averaged:
         self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
     ) -> list[Any]:
         made: list[Any] = []
-        for place, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
-            targets = inputs_of(place, datum)["target_tokens"]
+        for index, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
+            targets = inputs_of(index, datum)["target_tokens"]
             advantages = -len(gradient) * len(data) * gradient.astype(np.float64)
             if np.abs(advantages).max() > np.finfo(np.float32).max:
-                raise NonFiniteError("inf", f"datum {place}: the gradient of the loss is too large to be sent")
+                raise NonFiniteError("inf", f"datum {index}: the gradient of the loss is too large for float32")
             advantages = advantages.astype(np.float32)
             inputs: Mapping[str, Any] = {
                 "target_tokens": targets,
@@ -97,7 +97,7 @@ SERVERS: Final[Mapping[str, Surrogate]] = {"tinker": _Summed(), "skyrl": _Averag
 
 
 def surrogate_of(server: str) -> Surrogate:
-    """The surrogate that is exact for this kind of server."""
+    """The exact surrogate for this kind of server."""
     if not isinstance(cast("object", server), str) or server not in SERVERS:
         raise OptionError("forward_backward_custom", "server", server, " or ".join(f'"{name}"' for name in SERVERS))
     return SERVERS[server]

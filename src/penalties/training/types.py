@@ -1,4 +1,4 @@
-"""What a training client takes and gives, in the form of the Tinker API, for who has no SDK of it."""
+"""The types of the Tinker API's requests and responses, for use without the SDK."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ _DTYPES: Final = {"int64": np.dtype(np.int64), "float32": np.dtype(np.float32)}
 
 
 class TensorData:
-    """An array that travels: its numbers, `"int64"` or `"float32"`, and a shape.
+    """An array to send: numbers, a dtype (`"int64"` or `"float32"`) and a shape.
 
     >>> TensorData([[1.0, 2.0]]).shape
     [1, 2]
@@ -41,7 +41,7 @@ class TensorData:
     dtype: str
 
     def __init__(self, data: Any, dtype: str | None = None, shape: Sequence[int] | None = None) -> None:
-        """From nested or flat numbers; the dtype is that of the numbers, and the shape too, unless they are given."""
+        """From nested or flat numbers; dtype and shape default to those of the numbers."""
         array = np.asarray(data)
         if dtype is None:
             dtype = "float32" if array.dtype.kind == "f" else "int64"
@@ -52,7 +52,7 @@ class TensorData:
                 array.shape if shape is None else tuple(shape)
             )
         except (TypeError, ValueError) as error:
-            raise InputError(f"TensorData: {error}; expected numbers, as many as the shape has places") from error
+            raise InputError(f"TensorData: {error}; expected as many numbers as the shape holds") from error
         self.dtype = dtype
 
     @property
@@ -67,20 +67,20 @@ class TensorData:
 
     @classmethod
     def from_numpy(cls, array: np.ndarray[Any, Any]) -> "TensorData":
-        """From an array of NumPy."""
+        """From a NumPy array."""
         return cls(array)
 
     @classmethod
     def from_torch(cls, tensor: Any) -> "TensorData":
-        """From a tensor of PyTorch."""
+        """From a PyTorch tensor."""
         return cls(numpy_of(tensor))
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
-        """As an array of NumPy."""
+        """As a NumPy array."""
         return self._array
 
     def to_torch(self) -> Any:
-        """As a tensor of PyTorch."""
+        """As a PyTorch tensor."""
         import torch
 
         module: Any = torch
@@ -91,39 +91,39 @@ class TensorData:
         return self._array.tolist()
 
     def __eq__(self, other: object) -> bool:
-        """The same numbers in the same form."""
+        """Equal dtype, shape and numbers."""
         if not isinstance(other, TensorData):
             return NotImplemented
         return self.dtype == other.dtype and bool(np.array_equal(self._array, other._array))
 
     def __hash__(self) -> int:
-        """By the shape and the dtype: numbers may be many."""
+        """From shape and dtype only: there may be many numbers."""
         return hash((self.dtype, self._array.shape))
 
     def __repr__(self) -> str:
-        """As it is made."""
+        """The call that makes it."""
         return f"TensorData({self._array.tolist()}, dtype={self.dtype!r})"
 
     def __reduce__(self) -> Any:
-        """Pickle by the array."""
+        """Pickle the array."""
         return TensorData, (self._array, self.dtype)
 
 
 @dataclass(frozen=True)
 class EncodedTextChunk:
-    """Some tokens."""
+    """A run of tokens."""
 
     tokens: Sequence[int]
 
     @property
     def length(self) -> int:
-        """How many."""
+        """The number of tokens."""
         return len(self.tokens)
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """What a model reads: chunks of tokens.
+    """The input of a model: chunks of tokens.
 
     >>> ModelInput.from_ints([5, 6, 7]).length
     3
@@ -143,15 +143,15 @@ class ModelInput:
 
     @property
     def length(self) -> int:
-        """How many tokens."""
+        """The number of tokens."""
         return sum(chunk.length for chunk in self.chunks)
 
 
 @dataclass(frozen=True)
 class Datum:
-    """One sequence: what the model reads, and what a loss needs beside it.
+    """One sequence: the input of the model, and the inputs of a loss.
 
-    `target_tokens` are the tokens to be predicted at each place, (N,), or (N, K) for K candidates each; `weights`
+    `target_tokens` are the tokens to predict at each position, (N,), or (N, K) for K candidates per position; `weights`
     says how much each counts.
 
     >>> datum = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]})
@@ -163,7 +163,7 @@ class Datum:
     loss_fn_inputs: Mapping[str, Any] = field(default_factory=lambda: cast("dict[str, Any]", {}))
 
     def __post_init__(self) -> None:
-        """Turn arrays and lists into `TensorData`."""
+        """Convert arrays and lists to `TensorData`."""
         made = {
             str(key): value
             if isinstance(value, TensorData)
@@ -183,17 +183,17 @@ def _whole_data(array: np.ndarray[Any, Any]) -> TensorData:
 
 
 def _whole(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Tokens: numbers that are whole, whatever type they have."""
+    """Tokens: whole numbers of any dtype."""
     if not array.size:
         return array.astype(np.int64)
     if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not (array == np.floor(array)).all()):
-        raise InputError(f"{what}: got {array.reshape(-1)[:3].tolist()} …; expected tokens, which are whole numbers")
+        raise InputError(f"{what}: got {array.reshape(-1)[:3].tolist()} …; expected tokens, as whole numbers")
     return array.astype(np.int64)
 
 
 @dataclass(frozen=True)
 class AdamParams:
-    """AdamW with the service's defaults: no weight decay, and no clipping where `grad_clip_norm` is 0.
+    """AdamW with the service's defaults: no weight decay, and no clipping if `grad_clip_norm` is 0.
 
     >>> AdamParams(learning_rate=3e-4).beta2
     0.95
@@ -209,7 +209,7 @@ class AdamParams:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn.
+    """How tokens are sampled.
 
     >>> SamplingParams(max_tokens=4).temperature
     1.0
@@ -221,12 +221,12 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     stop: Sequence[int] | None = None
-    """Tokens that end a sequence; None is the model's own end of a text."""
+    """Tokens that end a sequence; None stands for the model's own end tokens."""
 
 
 @dataclass(frozen=True)
 class ForwardBackwardOutput:
-    """What a pass gives: one dict of arrays per datum, and metrics.
+    """The result of a pass: one dict of arrays per datum, and metrics.
 
     >>> ForwardBackwardOutput("TorchLossReturn", [], {"loss:sum": 1.0}).metrics["loss:sum"]
     1.0
@@ -236,12 +236,12 @@ class ForwardBackwardOutput:
     loss_fn_outputs: list[Mapping[str, TensorData]]
     metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
     custom_loss: "LossOutput | None" = None
-    """Every term, where the loss was a custom one."""
+    """Every term, if the loss was a custom one."""
 
 
 @dataclass(frozen=True)
 class OptimStepResponse:
-    """What a step of the optimizer gives.
+    """The result of an optimizer step.
 
     >>> OptimStepResponse({"grad_norm": 0.5}).metrics
     {'grad_norm': 0.5}
@@ -252,7 +252,7 @@ class OptimStepResponse:
 
 @dataclass(frozen=True)
 class SaveWeightsResponse:
-    """Where a checkpoint lies.
+    """The path of a checkpoint.
 
     >>> SaveWeightsResponse("checkpoints/first").path
     'checkpoints/first'
@@ -263,7 +263,7 @@ class SaveWeightsResponse:
 
 @dataclass(frozen=True)
 class SampledSequence:
-    """Tokens that were drawn, and the log-probability of each.
+    """Sampled tokens, and the log-probability of each.
 
     >>> SampledSequence([5], [-0.5]).stop_reason
     'length'
@@ -276,7 +276,7 @@ class SampledSequence:
 
 @dataclass(frozen=True)
 class SampleResponse:
-    """Some sequences.
+    """The result of sampling.
 
     >>> len(SampleResponse([SampledSequence([5], [-0.5])]).sequences)
     1

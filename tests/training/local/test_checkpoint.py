@@ -119,7 +119,7 @@ def test_a_name_is_taken_once_unless_it_is_to_be_overwritten(tmp_path: Path) -> 
     with tiny(checkpoints=tmp_path) as client:
         client.save_state("one").result(WAIT)
         train(client, 0)
-        with pytest.raises(InputError, match="one is there already; give another name, or overwrite=True"):
+        with pytest.raises(InputError, match="one exists; .*overwrite=True"):
             client.save_state("one").result(WAIT)
         client.save_state("one", overwrite=True).result(WAIT)
         at = weights(client)
@@ -144,7 +144,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         def full(path: Path) -> None:
             raise OSError("no space left")
 
-        monkeypatch.setattr(checkpoint, "_sync", full)
+        monkeypatch.setattr(checkpoint, "sync", full)
         train(client, 0)
         with pytest.raises(OSError, match="no space left"):
             client.save_state("one", overwrite=overwrite).result(WAIT)
@@ -203,7 +203,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_checkpoint_has_to_be_there(tmp_path: Path, method: str) -> None:
     with tiny(checkpoints=tmp_path) as client:
         before = weights(client)
-        with pytest.raises(InputError, match=f"{method}: {tmp_path}/no does not exist; expected the path that save_s"):
+        with pytest.raises(InputError, match=f"{method}: {tmp_path}/no does not exist; expected a path"):
             getattr(client, method)("no").result(WAIT)
         with pytest.raises(InputError, match="has no client.json"):
             getattr(client, method)(tmp_path).result(WAIT)
@@ -213,16 +213,16 @@ def test_a_checkpoint_has_to_be_there(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 4}, r"different are rank \(8, not 4\); make a client as it was"),
-        ({"alpha": 8}, r"different are alpha \(32, not 8\)"),
-        ({"seed": 1}, r"different are weights;"),
-        ({"target_modules": ["q_proj"]}, "different are layers;"),
+        ({"rank": 4}, r"differ in rank \(8, not 4\)"),
+        ({"alpha": 8}, r"differ in alpha \(32, not 8\)"),
+        ({"seed": 1}, r"differ in weights;"),
+        ({"target_modules": ["q_proj"]}, "differ in layers;"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(saved: str, options: dict[str, Any], message: str) -> None:
     with tiny(**options) as client:
         before = weights(client)
-        with pytest.raises(InputError, match=f'is of another model, "tiny", and this client of "tiny": {message}'):
+        with pytest.raises(InputError, match=f"was saved by another model, .* {message}"):
             client.load_state_with_optimizer(saved).result(WAIT)
         assert_same(weights(client), before)
 
@@ -243,5 +243,5 @@ def test_a_checkpoint_of_another_form_is_refused(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path) as client:
         about = Path(client.save_state("one").result(WAIT).path) / "client.json"
         about.write_text(json.dumps({**json.loads(about.read_text()), "form": 9}))
-        with pytest.raises(InputError, match=r"different are form \(9, not 1\)"):
+        with pytest.raises(InputError, match=r"differ in form \(9, not 1\)"):
             client.load_state("one").result(WAIT)

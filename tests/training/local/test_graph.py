@@ -129,7 +129,7 @@ def test_packed_tensors_are_the_lists_in_one(client: LocalTrainingClient, width:
 def test_log_probabilities_of_several_widths_are_not_packed(client: LocalTrainingClient) -> None:
     graph = client.forward_with_graph([*data(3), *data(2, width=2)], reads=("hidden.1",)).result(WAIT)
     assert set(graph.packed) == {"hidden.1"}
-    with pytest.raises(ShapeError, match="the data differ in targets a place; expected a list, one a datum"):
+    with pytest.raises(ShapeError, match="the data differ in targets per position"):
         graph.backward({"logprobs": torch.ones(7)})
 
 
@@ -138,7 +138,7 @@ def test_a_packed_gradient_comes_once_too(client: LocalTrainingClient) -> None:
     with pytest.raises(ShapeError, match=r"the gradient of logprobs has shape \(4,\); expected \(3,\)"):
         graph.backward({"logprobs": torch.ones(4)})
     graph.backward({"logprobs": torch.ones(3)})
-    with pytest.raises(GradientError, match="done already"):
+    with pytest.raises(GradientError, match="freed the graph"):
         graph.backward({"logprobs": torch.ones(3)})
 
 
@@ -208,7 +208,7 @@ def test_unknown_reads_are_refused(client: LocalTrainingClient, name: Any) -> No
 def test_one_name_is_as_good_as_a_list(client: LocalTrainingClient) -> None:
     graph = client.forward_with_graph(data(3), reads="logits").result(WAIT)
     assert "logits" in graph.inputs
-    with pytest.raises(InputError, match="got int as the gradient of logits; expected a list, one a datum"):
+    with pytest.raises(InputError, match="got int as the gradient of logits; expected a list, one per datum"):
         graph.backward({"logits": 3})
 
 
@@ -223,7 +223,7 @@ def test_a_backward_can_be_done_once(client: LocalTrainingClient) -> None:
     graph = client.forward_with_graph(data(3)).result(WAIT)
     graph.backward({"logprobs": [torch.ones(3)]})
     before = gradients(client)
-    with pytest.raises(GradientError, match="done already, and the graph is gone; forward again"):
+    with pytest.raises(GradientError, match="freed the graph"):
         graph.backward({"logprobs": [torch.ones(3)]})
     assert_same(gradients(client), before)
 
@@ -233,14 +233,14 @@ def test_a_backward_can_be_done_once(client: LocalTrainingClient) -> None:
     [
         ({"logprob": [None]}, InputError, 'a gradient of "logprob"; this graph has "params", "hidden.1", "logprobs"'),
         ({"logits": [None]}, InputError, 'a gradient of "logits"'),
-        ({"logprobs": [torch.ones(3)]}, ShapeError, "got 1 gradients of logprobs; expected 2, one a datum"),
+        ({"logprobs": [torch.ones(3)]}, ShapeError, "got 1 gradients of logprobs; expected 2, one per datum"),
         (
             {"logprobs": [None, torch.ones(4)]},
             ShapeError,
             r"datum 1: the gradient of logprobs has shape \(4,\); .*\(5,",
         ),
         ({"hidden.1": [torch.ones(3, 2), None]}, ShapeError, r"datum 0: .* hidden.1 has shape \(3, 2\); .* \(3, 64\)"),
-        ({"params": {"lora": torch.ones(1)}}, InputError, 'of the parameter "lora"; the model trains no such'),
+        ({"params": {"lora": torch.ones(1)}}, InputError, '"lora", which is not a trainable parameter'),
     ],
 )
 def test_wrong_gradients_are_refused_and_the_graph_stays(
@@ -264,6 +264,6 @@ def test_a_graph_is_of_one_state_of_the_parameters() -> None:
         graph = client.forward_with_graph(data(3)).result(WAIT)
         client.forward_backward(data(3), "cross_entropy").result(WAIT)
         client.optim_step(AdamParams(1e-3)).result(WAIT)
-        with pytest.raises(GradientError, match="the parameters were changed after its forward"):
+        with pytest.raises(GradientError, match="the parameters changed after the forward"):
             graph.backward({"logprobs": [torch.ones(3)]})
         assert gradients(client) == {}

@@ -74,7 +74,7 @@ def test_a_model_without_a_longest_context_is_told_when_to_end(tmp_path: Path) -
 
     with LocalTrainingClient(saved(tmp_path, "bloom"), device="cpu") as client:
         assert client.forward(data(300)).result(WAIT).metrics
-        with pytest.raises(OptionError, match="max_tokens=None; expected a number, since the model has no longest con"):
+        with pytest.raises(OptionError, match="max_tokens=None; expected a number"):
             client.sample(ModelInput.from_ints([1]), 1, tinker.SamplingParams())
 
 
@@ -136,7 +136,7 @@ def test_what_predicts_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
     folder = saved(tmp_path, "llama", **HEADS)
     monkeypatch.setattr(LlamaForCausalLM, "get_output_embeddings", lambda self: None)
-    with pytest.raises(OptionError, match="a causal language model, with a layer that makes logits"):
+    with pytest.raises(OptionError, match="a causal language model, with an output layer"):
         LocalTrainingClient(folder)
 
 

@@ -158,7 +158,7 @@ def test_sampling_leaves_gradients_and_passes_alone(client: LocalTrainingClient)
     [
         (([1, 2], 1, {}), InputError, "sample: the prompt is a list; expected a ModelInput of tokens"),
         ((ModelInput.from_ints([]), 1, {}), InputError, "sample: its model_input has no tokens"),
-        ((ModelInput.from_ints([999]), 1, {}), InputError, "sample: its model_input hold 999"),
+        ((ModelInput.from_ints([999]), 1, {}), InputError, "sample: its model_input: found 999"),
         ((ModelInput.from_ints([1] * 2049), 1, {}), InputError, "sample: its model_input has 2049 tokens"),
         ((PROMPT, 0, {}), OptionError, "num_samples=0; expected a whole number of at least 1"),
         ((PROMPT, 1, {"max_tokens": 0}), OptionError, "max_tokens=0"),
@@ -168,7 +168,7 @@ def test_sampling_leaves_gradients_and_passes_alone(client: LocalTrainingClient)
         ((PROMPT, 1, {"top_p": 0.0}), OptionError, "top_p=0.0; expected a number above 0 and up to 1"),
         ((PROMPT, 1, {"top_p": 1.5}), OptionError, "top_p=1.5"),
         ((PROMPT, 1, {"seed": 0.5}), OptionError, "seed=0.5; expected a whole number or None"),
-        ((PROMPT, 1, {"stop": [1.5]}), OptionError, "stop=1.5; expected tokens, or texts that are not empty"),
+        ((PROMPT, 1, {"stop": [1.5]}), OptionError, "stop=1.5; expected tokens, or non-empty strings"),
         ((PROMPT, 1, {"stop": ""}), OptionError, 'stop=""'),
     ],
 )

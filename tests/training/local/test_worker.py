@@ -52,7 +52,7 @@ def test_closing_finishes_what_was_submitted_and_takes_no_more() -> None:
     worker.close()
     assert slow.done()
     assert last.result(0) == 2
-    with pytest.raises(RuntimeError, match="this test is closed; make a new one"):
+    with pytest.raises(RuntimeError, match="this test is closed"):
         worker.submit(lambda: 1)
 
 
@@ -70,7 +70,7 @@ def test_a_fork_is_told_that_there_is_no_thread_in_it(monkeypatch: pytest.Monkey
     with Worker("test") as worker:
         worker.submit(lambda: 1).result(WAIT)
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(RuntimeError, match="this test belongs to the process that made it; make a new one in this"):
+        with pytest.raises(RuntimeError, match="belongs to the process that created it"):
             worker.submit(lambda: 1)
 
 

@@ -1,4 +1,4 @@
-"""Adapters on distributions at each place: entropy, divergence from a reference, distance from a pair."""
+"""Adapters on distributions at each position: entropy, divergence from a reference, distance from a pair."""
 
 from typing import Any, Literal
 
@@ -14,8 +14,8 @@ from .packing import (
     Metrics,
     columns_of,
     extremes,
-    refuse_for_candidates,
-    refuse_for_tokens,
+    reject_for_candidates,
+    reject_for_tokens,
 )
 
 __all__ = ["consistency", "entropy", "kl"]
@@ -32,11 +32,11 @@ def entropy(
     temperature: float | None = None,
     renormalize: bool | None = None,
 ) -> tuple[Any, Metrics]:
-    """Entropy at each place: `mode="penalty"` is +H, which lowers it, and `mode="bonus"` is −H, which raises it.
+    """Entropy at each position: `mode="penalty"` is +H, which lowers it, and `mode="bonus"` is −H, which raises it.
 
-    Of sampled tokens, (N,), it is estimated: see `penalties.entropy_estimate`. Of K candidates, (N, K), it is computed:
+    For sampled tokens, (N,), it is estimated: see `penalties.entropy_estimate`. For K candidates, (N, K), it is exact:
     see `penalties.entropy`, also for `normalize` and `temperature`; the K are renormalised first, unless
-    `renormalize=False`. Metrics: `entropy`, `entropy_max` and `entropy_min`, of H over the places that count.
+    `renormalize=False`. Metrics: `entropy`, `entropy_max` and `entropy_min`, of H over the positions that count.
 
     >>> import numpy as np
     >>> value, metrics = entropy([np.log(np.full((2, 4), 0.1))], mode="bonus")
@@ -48,8 +48,8 @@ def entropy(
     batch = columns_of("entropy", mask, logprobs=logprobs)
     ops = batch.ops
     if batch.sampled:
-        instead = "without it the entropy is estimated from them"
-        refuse_for_tokens("entropy", instead, normalize=normalize, temperature=temperature, renormalize=renormalize)
+        instead = "omit it to estimate the entropy"
+        reject_for_tokens("entropy", instead, normalize=normalize, temperature=temperature, renormalize=renormalize)
         (x,), mask = batch.flat()
         values = f.entropy_estimate(x, reduction="none")
     else:
@@ -76,13 +76,12 @@ def kl(
     reduction: Literal["sum", "mean"] = "mean",
     renormalize: bool | None = None,
 ) -> tuple[Any, Metrics]:
-    """Divergence of the model from a reference at each place.
+    """Divergence of the model from a reference at each position.
 
-    From sampled tokens, (N,), KL(model ‖ reference) is estimated, by `estimator="k3"` unless another is named: see
-    `penalties.kl_estimate`. Of K candidates, (N, K), it is computed: `direction="forward"`, which is meant unless
-    another is named, is KL(model ‖ reference), `"reverse"` is KL(reference ‖ model), `"symmetric"` their mean. Both
-    sides are renormalised over the K first, unless `renormalize=False`. Metrics: `kl`, `kl_max` and `kl_min`, over the
-    places that count.
+    For sampled tokens, (N,), KL(model ‖ reference) is estimated, by default with `estimator="k3"`: see
+    `penalties.kl_estimate`. For K candidates, (N, K), it is exact: `direction="forward"`, the default, is
+    KL(model ‖ reference), `"reverse"` is KL(reference ‖ model), `"symmetric"` their mean. Both sides are renormalised
+    over the K first, unless `renormalize=False`. Metrics: `kl`, `kl_max` and `kl_min`, over the positions that count.
 
     >>> import numpy as np
     >>> value, _ = kl([np.log([0.5, 0.2])], [np.log([0.4, 0.4])])
@@ -96,14 +95,14 @@ def kl(
     batch = columns_of("kl", mask, logprobs=logprobs, reference=reference)
     ops = batch.ops
     if batch.sampled:
-        instead = 'estimator="k1", "k2" or "k3" estimates the divergence from them'
-        refuse_for_tokens("kl", instead, direction=direction, renormalize=renormalize)
+        instead = 'use estimator="k1", "k2" or "k3"'
+        reject_for_tokens("kl", instead, direction=direction, renormalize=renormalize)
         (x, y), mask = batch.flat()
         estimator = "k3" if estimator is None else estimator
         values = f.kl_estimate(x, y, estimator=estimator, reduction="none")
     else:
-        instead = 'direction="forward", "reverse" or "symmetric" says which divergence is computed'
-        refuse_for_candidates("kl", instead, estimator=estimator)
+        instead = 'use direction="forward", "reverse" or "symmetric"'
+        reject_for_candidates("kl", instead, estimator=estimator)
         direction = "forward" if direction is None else direction
         check_choice("kl", "direction", direction, ("forward", "reverse", "symmetric"))
         (x, y), mask = batch.rows()
@@ -127,11 +126,11 @@ def consistency(
     reduction: Literal["sum", "mean"] = "mean",
     renormalize: bool | None = None,
 ) -> tuple[Any, Metrics]:
-    """How far the log-probabilities are from those of a pair, as of a perturbed input; see `penalties.consistency`.
+    """The distance of the log-probabilities from a pair's, such as a perturbed input's; see `penalties.consistency`.
 
-    `mse` and `l1` are per element. `cosine` is per datum for sampled tokens, (N,), over those that count, and per place
-    for K candidates, (N, K). `kl` is the symmetric divergence at each place, of candidates only, renormalised unless
-    `renormalize=False`. Metrics: `consistency`, `consistency_max` and `consistency_min` of these distances.
+    `mse` and `l1` are per element. `cosine` is per datum for sampled tokens, (N,), over those that count, and per
+    position for K candidates, (N, K). `kl` is the symmetric divergence at each position, for candidates only,
+    renormalised unless `renormalize=False`. Metrics: `consistency`, `consistency_max` and `consistency_min`.
 
     >>> import numpy as np
     >>> value, _ = consistency([np.log([0.5, 0.5])], [np.log([0.4, 0.6])])
@@ -143,18 +142,18 @@ def consistency(
     batch = columns_of("consistency", mask, logprobs=logprobs, pair=pair)
     ops = batch.ops
     if metric != "kl" and renormalize is not None:
-        raise OptionError("consistency", "renormalize", renormalize, f'None: metric="{metric}" renormalises nothing')
+        raise OptionError("consistency", "renormalize", renormalize, f'None: metric="{metric}" does not renormalise')
     if metric in ("mse", "l1"):
         (x, y), mask = batch.flat()
         values = f.consistency(x, y, metric=metric, reduction="none")
     elif metric == "kl":
         if batch.sampled:
-            refuse_for_tokens("consistency", "the adapter kl estimates a divergence from them", metric=metric)
+            reject_for_tokens("consistency", "use the adapter kl", metric=metric)
         (x, y), mask = batch.rows()
         x, y = _renormalized("consistency", renormalize, x), _renormalized("consistency", renormalize, y)
         values = f.consistency(x, y, metric=metric, reduction="none")
     else:
-        (x, y), mask = batch.stacked() if batch.sampled else _places(batch)
+        (x, y), mask = batch.stacked() if batch.sampled else _positions(batch)
         values = f.consistency(x, y, metric=metric, reduction="none")
     return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "consistency")
 
@@ -166,8 +165,8 @@ def _renormalized(function: str, renormalize: bool | None, x: Any) -> Any:
     return f.renormalize(x) if renormalize else x
 
 
-def _places(batch: Columns) -> tuple[list[Any], Any]:
-    """All places below one another, 0 for a candidate that does not count, and how much each place does."""
+def _positions(batch: Columns) -> tuple[list[Any], Any]:
+    """All positions as rows, with 0 for a candidate that does not count, and how much each position counts."""
     ops = batch.ops
     width = batch.columns[0][0].shape[-1]
     rows, mask = batch.flat()

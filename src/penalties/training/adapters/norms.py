@@ -1,4 +1,4 @@
-"""Adapters on the size of log-probabilities: L1, L2, elastic net."""
+"""Adapters on the magnitude of log-probabilities: L1, L2, elastic net."""
 
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ def l1(
 ) -> tuple[Any, Metrics]:
     """`Σ|x|` over the log-probabilities of a batch, or with `target="probs"` over their probabilities.
 
-    A reference in place of them is an input: `inputs="teacher"`. Metrics: `l1_raw`, the sum, and `l1_mean`.
+    To penalise a reference instead, name it: `inputs="teacher"`. Metrics: `l1_raw`, the sum, and `l1_mean`.
 
     >>> import numpy as np
     >>> value, metrics = l1([np.log([0.5, 0.25]), np.log([0.25])])
@@ -50,8 +50,8 @@ def l2(
 ) -> tuple[Any, Metrics]:
     """`Σx²` over the log-probabilities of a batch, or over their probabilities; see `penalties.l2`.
 
-    `center="mean"` subtracts the mean of what counts in the whole batch. Metrics: `l2_raw` and `l2_mean`, the sum and
-    the mean of squares without center and clip, and `center`, the number that was subtracted.
+    `center="mean"` subtracts the mean over all counted elements of the batch. Metrics: `l2_raw` and `l2_mean`, the sum
+    and mean of squares without center and clip, and `center`, the number that was subtracted.
 
     >>> import numpy as np
     >>> value, metrics = l2([np.log([0.4, 0.3]), np.log([0.3])], center="mean")
@@ -104,7 +104,7 @@ def elastic_net(
 
 
 def _elements(function: str, logprobs: Any, mask: Any, target: str, reduction: str) -> tuple[Backend, Any, Any]:
-    """Every element of a batch that a norm is taken of, and how much each counts."""
+    """Every element of a batch, and how much each counts."""
     check_choice(function, "target", target, ("logprobs", "probs"))
     check_choice(function, "reduction", reduction, REDUCTIONS)
     batch = columns_of(function, mask, widths=True, logprobs=logprobs)

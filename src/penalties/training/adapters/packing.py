@@ -1,4 +1,4 @@
-"""Batches as adapters read them: one array per datum, ragged, or one array of all; made ready to compute with."""
+"""Batches as adapters read them: one array per datum, ragged, or one array for all; checked and joined."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -18,35 +18,35 @@ __all__ = [
     "columns_of",
     "concatenated",
     "extremes",
-    "refuse_for_candidates",
-    "refuse_for_tokens",
+    "reject_for_candidates",
+    "reject_for_tokens",
 ]
 
 REDUCTIONS: Final = ("sum", "mean")
-"""How an adapter reduces: a term is a scalar, so that there is no "none"."""
+"""The reductions of an adapter: a term is a scalar, so there is no "none"."""
 
 
 Metrics: TypeAlias = dict[str, Any]
-"""Numbers, and 0-d arrays that are read when somebody asks."""
+"""Numbers, and 0-d arrays that are read on demand."""
 
 
 class Columns(NamedTuple):
-    """What an adapter reads of a batch, datum by datum: arrays of one library that fit one another."""
+    """The inputs of an adapter, datum by datum: arrays of one library with matching shapes."""
 
     function: str
     ops: Backend
     columns: list[list[Any]]
     """One list per input, one array per datum."""
     masks: list[Any] | None
-    """How much each place counts: (N,), or the form of the datum's array."""
+    """How much each position counts: (N,), or the shape of the datum's array."""
 
     @property
     def sampled(self) -> bool:
-        """Whether there is one sampled token at each place, (N,), and not K candidates, (N, K)."""
+        """Whether there is one sampled token per position, (N,), rather than K candidates, (N, K)."""
         return len(self.columns[0][0].shape) == 1
 
     def flat(self) -> tuple[list[Any], Any]:
-        """Every element of the batch in one row for each input, and how much each counts."""
+        """Every element of the batch in one row per input, and how much each counts."""
         ops = self.ops
         rows = [self._joined(column) for column in self.columns]
         if self.masks is None:
@@ -59,9 +59,9 @@ class Columns(NamedTuple):
         return [hide(ops, row, mask) for row in rows], mask
 
     def rows(self) -> tuple[list[Any], Any]:
-        """All places below one another, (places, K), for each input, and how much each place counts.
+        """All positions as rows, (positions, K), for each input, and how much each position counts.
 
-        A candidate that does not count is left out: its probability is 0.
+        A candidate that does not count is excluded: its probability is 0.
         """
         ops = self.ops
         width = self.columns[0][0].shape[-1]
@@ -75,17 +75,17 @@ class Columns(NamedTuple):
         return [candidates(ops, matrix, mask != 0) for matrix in matrices], ops.amax(ops.abs(mask), -1)
 
     def stacked(self) -> tuple[list[Any], Any]:
-        """The sequences of all data below one another, (data, longest), for each input, and which data count.
+        """The sequences of all data as rows, (data, longest), for each input, and which data count.
 
-        What does not count is 0, and so is what follows the end of a shorter one.
+        Elements that do not count are 0, and so is the padding of shorter sequences.
         """
         ops = self.ops
         longest = max(array.shape[0] for array in self.columns[0])
         matrices: list[Any] = []
         for column in self.columns:
             parts: list[Any] = []
-            for place, array in enumerate(column):
-                parts.append(hide(ops, array, None if self.masks is None else self.masks[place]))
+            for index, array in enumerate(column):
+                parts.append(hide(ops, array, None if self.masks is None else self.masks[index]))
                 missing = longest - array.shape[0]
                 if missing:
                     parts.append(ops.constant(np.zeros(missing), array))
@@ -96,7 +96,7 @@ class Columns(NamedTuple):
         return matrices, ops.upcast(self.function, ops.concatenate(counts))
 
     def _joined(self, arrays: list[Any]) -> Any:
-        """All elements of some arrays in one row of floats of at least 32 bits."""
+        """All elements of some arrays in one row, as floats of at least 32 bits."""
         ops = self.ops
         if any(array.dtype != arrays[0].dtype for array in arrays):
             arrays = [ops.upcast(self.function, array) for array in arrays]
@@ -104,36 +104,36 @@ class Columns(NamedTuple):
 
 
 def columns_of(function: str, mask: Any, *, widths: bool = False, **inputs: Any) -> Columns:
-    """The inputs of an adapter, each an array per datum or one array, checked against one another and the mask.
+    """The inputs of an adapter, each one array per datum or one array, checked against one another and the mask.
 
-    Arrays of NumPy beside those of another library are taken there. An error names the datum and both shapes. `widths`
-    says that K may differ from datum to datum.
+    NumPy arrays beside those of another library are converted to it. An error names the datum and both shapes. `widths`
+    allows K to differ between data.
     """
     (first, given), *others = inputs.items()
     arrays = _listed(function, first, given)
     ops = owner(arrays[0])
     if ops is None:
         raise _absent(function, first, 0, arrays[0])
-    leading = [_taken(function, ops, first, place, array, arrays[0]) for place, array in enumerate(arrays)]
+    leading = [_taken(function, ops, first, index, array, arrays[0]) for index, array in enumerate(arrays)]
     _check_shapes(function, first, leading, widths)
     columns = [leading]
     for name, other in others:
         column = _paired(function, ops, first, leading, name, other)
-        for place, (a, b) in enumerate(zip(leading, column, strict=True)):
+        for index, (a, b) in enumerate(zip(leading, column, strict=True)):
             if a.shape != b.shape:
                 raise ShapeError(
-                    f"{function}: datum {place}: {first} has shape {tuple(a.shape)} and {name} has shape "
+                    f"{function}: datum {index}: {first} has shape {tuple(a.shape)} and {name} has shape "
                     f"{tuple(b.shape)}; expected equal shapes (nothing is broadcast)"
                 )
         columns.append(column)
     masks = None
     if mask is not None:
         masks = _paired(function, ops, first, leading, "mask", mask)
-        for place, (a, m) in enumerate(zip(leading, masks, strict=True)):
+        for index, (a, m) in enumerate(zip(leading, masks, strict=True)):
             if m.shape not in (a.shape, a.shape[:1]) or len(m.shape) != len(masks[0].shape):
                 raise ShapeError(
-                    f"{function}: datum {place}: {first} has shape {tuple(a.shape)} and mask has shape "
-                    f"{tuple(m.shape)}; expected the same shape, or one number for each place, in all data alike"
+                    f"{function}: datum {index}: {first} has shape {tuple(a.shape)} and mask has shape "
+                    f"{tuple(m.shape)}; expected the same shape, or one number per position, alike in all data"
                 )
     return Columns(function, ops, columns, masks)
 
@@ -147,69 +147,69 @@ def _listed(function: str, name: str, given: Any) -> list[Any]:
         raise no_array(function, name, given)
     listed = list(cast("Sequence[Any]", given))
     if not listed:
-        raise InputError(f"{function}: {name} holds no data; expected one array for each datum")
+        raise InputError(f"{function}: {name} is empty; expected one array per datum")
     return listed
 
 
-def _absent(function: str, name: str, place: int, given: Any) -> Exception:
+def _absent(function: str, name: str, index: int, given: Any) -> Exception:
     if given is None:
-        return InputError(f"{function}: datum {place}: there is no {name}; expected an array")
-    return no_array(function, f"{name}[{place}]", given)
+        return InputError(f"{function}: datum {index}: {name} is missing; expected an array")
+    return no_array(function, f"{name}[{index}]", given)
 
 
 def _paired(function: str, ops: Backend, first: str, leading: Sequence[Any], name: str, given: Any) -> list[Any]:
-    """An input that goes with the first one, in its library and beside it."""
+    """An input that pairs with the first one, in its library and on its device."""
     arrays = _listed(function, name, given)
     if len(arrays) != len(leading):
         raise ShapeError(
-            f"{function}: {first} has {len(leading)} data and {name} has {len(arrays)}; expected one array for each"
+            f"{function}: {first} has {len(leading)} data and {name} has {len(arrays)}; expected one array per datum"
         )
     pairs = enumerate(zip(arrays, leading, strict=True))
-    return [_taken(function, ops, name, place, array, like) for place, (array, like) in pairs]
+    return [_taken(function, ops, name, index, array, like) for index, (array, like) in pairs]
 
 
-def _taken(function: str, ops: Backend, name: str, place: int, array: Any, like: Any) -> Any:
-    """An array in the library of another and beside it."""
+def _taken(function: str, ops: Backend, name: str, index: int, array: Any, like: Any) -> Any:
+    """An array in the library and on the device of another."""
     mine = owner(array)
     if mine is ops:
         return array
     if mine is None and not hasattr(array, "to_numpy"):
-        raise _absent(function, name, place, array)
+        raise _absent(function, name, index, array)
     if mine is not None and mine.LIBRARY != "NumPy":
-        raise two_libraries(function, "the first array", ops, f"{name}[{place}]", mine)
-    # A copy: libraries warn of memory that they may not write to.
+        raise two_libraries(function, "the first array", ops, f"{name}[{index}]", mine)
+    # A copy: libraries warn about memory that is read-only.
     return ops.as_array(np.array(numpy_of(array)), like)
 
 
 def _check_shapes(function: str, name: str, arrays: Sequence[Any], widths: bool) -> None:
     start = tuple(arrays[0].shape)
-    for place, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         shape = tuple(array.shape)
         if len(shape) not in (1, 2):
-            raise ShapeError(f"{function}: datum {place}: {name} has shape {shape}; expected (N,) or (N, K)")
+            raise ShapeError(f"{function}: datum {index}: {name} has shape {shape}; expected (N,) or (N, K)")
         if len(shape) != len(start) or (shape[1:] != start[1:] and not widths):
             same = "" if widths else " with the same K"
             raise ShapeError(
-                f"{function}: datum {place}: {name} has shape {shape} and that of datum 0 {start}; expected (N,) in "
+                f"{function}: datum {index}: {name} has shape {shape} and that of datum 0 {start}; expected (N,) in "
                 f"all data, or (N, K){same}"
             )
 
 
 def candidates(ops: Backend, x: Any, shown: Any) -> Any:
-    """Log-probabilities (places, K) with −inf for a candidate that is not shown, and 0 at a place that has none.
+    """Log-probabilities (positions, K) with −inf for a candidate that is not shown, and 0 where none is.
 
-    All −inf is no distribution: renormalised it would be NaN, and its gradient too.
+    A row of −inf alone is not a distribution: renormalised, it and its gradient would be NaN.
     """
     return ops.where(shown, x, ops.where(ops.any(shown)[..., None], -float("inf"), 0.0))
 
 
 def concatenated(ops: Backend, scalars: Sequence[Any]) -> Any:
-    """Some scalars as one row."""
+    """Scalars as one row."""
     return ops.concatenate([scalar.reshape(1) for scalar in scalars])
 
 
 def extremes(ops: Backend, values: Any, mask: Any, name: str) -> dict[str, Any]:
-    """The mean, smallest and largest of some values where they count; 0 where nothing does."""
+    """Mean, minimum and maximum of the values that count; 0 if none does."""
     values = ops.stop_gradient(values)
     found = {name: reduce(ops, values, "mean", mask)}
     if values.shape[0] == 0:
@@ -224,27 +224,27 @@ def extremes(ops: Backend, values: Any, mask: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def refuse_for_tokens(function: str, instead: str, **options: Any) -> None:
-    """Refuse what belongs to distributions where there is one sampled token at each place."""
+def reject_for_tokens(function: str, instead: str, **options: Any) -> None:
+    """Raise for options of distributions if each position has one sampled token."""
     for option, value in options.items():
         if value is not None:
             raise OptionError(
                 function,
                 option,
                 value,
-                "None: log-probabilities of shape (N,) are of one sampled token at each place, which are no "
-                f"distribution to sum over; {instead}, or give target_tokens of shape (N, K)",
+                "None: it needs full distributions, but log-probabilities of shape (N,) have one sampled token per "
+                f"position; {instead}, or pass target_tokens of shape (N, K)",
             )
 
 
-def refuse_for_candidates(function: str, instead: str, **options: Any) -> None:
-    """Refuse what belongs to sampled tokens where there are K candidates at each place."""
+def reject_for_candidates(function: str, instead: str, **options: Any) -> None:
+    """Raise for options of sampled tokens if each position has K candidates."""
     for option, value in options.items():
         if value is not None:
             raise OptionError(
                 function,
                 option,
                 value,
-                "None: log-probabilities of shape (N, K) are of K candidates at each place, which are a distribution "
-                f"and not drawn from one; {instead}",
+                "None: it needs one sampled token per position, but log-probabilities of shape (N, K) have K "
+                f"candidates that were not sampled; {instead}",
             )

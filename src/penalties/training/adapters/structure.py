@@ -1,4 +1,4 @@
-"""Adapters on how rows relate, and on how fast a function of the log-probabilities changes."""
+"""Adapters on the relation between rows, and on the slope of a function of the log-probabilities."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,12 +34,12 @@ def orthogonality(
     iterations: int = 100,
     step: Any = None,
 ) -> tuple[Any, Metrics]:
-    """How far rows are from orthogonal, added or averaged over the data; see `penalties.orthogonality`.
+    """How far rows are from orthogonal, summed or averaged over the data; see `penalties.orthogonality`.
 
-    Of arrays (N, K) every place that counts is a row: candidates, hidden states (`inputs="hidden.1"`), or a mapping of
-    matrices (`inputs="params"`). Of sampled tokens, (N,), every datum is a row of one matrix, the shorter ones
-    continued with zeros, so that one datum alone gives 0. Rows that are drawn are others at each step. Metrics:
-    `orthogonality`, `orthogonality_max` and `orthogonality_min` over the matrices.
+    In arrays (N, K) every position that counts is a row: candidates, hidden states (`inputs="hidden.1"`), or a mapping
+    of matrices (`inputs="params"`). For sampled tokens, (N,), every datum is a row of one matrix, padded with zeros, so
+    that a single datum contributes 0. Sampled rows differ at each step. Metrics: `orthogonality`, `orthogonality_max`
+    and `orthogonality_min` over the matrices.
 
     >>> import numpy as np
     >>> value, _ = orthogonality([np.eye(2), np.ones((2, 2))])
@@ -60,11 +60,11 @@ def orthogonality(
                 axis=axis,
                 reduction=reduction,
                 sample_size=sample_size,
-                seed=_folded(seed, step, place),
+                seed=_folded(seed, step, index),
                 exact=exact,
                 iterations=iterations,
             )
-            for place, matrix in enumerate(matrices)
+            for index, matrix in enumerate(matrices)
         ],
     )
     return reduce(ops, values, reduction), extremes(ops, values, None, "orthogonality")
@@ -84,10 +84,10 @@ def gradient_penalty(
 ) -> tuple[Any, Metrics]:
     """`(‖∇fn(x)‖ − target_norm)²` for the log-probabilities `x` of each datum; see `penalties.gradient_penalty`.
 
-    `fn` takes one datum's log-probabilities and gives a scalar; it is a function, the path of one as
-    `"package.module:function"`, or None for their sum. It sees 0 at places that do not count. With a `reference` the
-    slope is that between the two: see `penalties.interpolated_gradient_penalty`; the draw is another for each datum and
-    step. Metrics: `gradient_penalty`, `gradient_penalty_max` and `gradient_penalty_min` over the data.
+    `fn` takes one datum's log-probabilities and returns a scalar; it is a function, its path as
+    `"package.module:function"`, or None for their sum. It sees 0 at positions that do not count. With a `reference` the
+    slope is taken between the two: see `penalties.interpolated_gradient_penalty`; each datum and step has its own draw.
+    Metrics: `gradient_penalty`, `gradient_penalty_max` and `gradient_penalty_min` over the data.
 
     >>> import torch
     >>> value, _ = gradient_penalty([torch.zeros(2), torch.zeros(4)], fn=lambda x: x.sum())
@@ -105,20 +105,20 @@ def gradient_penalty(
     ops = batch.ops
     apply: Callable[[Any], Any] = ops.sum if function is None else function
     found: list[Any] = []
-    for place, x in enumerate(batch.columns[0]):
-        slope = apply if batch.masks is None else partial(_hidden, ops, apply, batch.masks[place])
+    for index, x in enumerate(batch.columns[0]):
+        slope = apply if batch.masks is None else partial(_hidden, ops, apply, batch.masks[index])
         if reference is None:
             found.append(f.gradient_penalty(slope, x, target_norm=target_norm))
         else:
-            drawn = _folded(seed, step, place)
-            other = batch.columns[1][place]
+            drawn = _folded(seed, step, index)
+            other = batch.columns[1][index]
             found.append(f.interpolated_gradient_penalty(slope, x, other, target_norm=target_norm, seed=drawn))
     values = concatenated(ops, found)
     return reduce(ops, values, reduction), extremes(ops, values, None, "gradient_penalty")
 
 
 def _matrices(batch: Columns) -> tuple[list[Any], list[Any] | None]:
-    """The matrices whose rows are compared, and how much each row of each counts."""
+    """The matrices whose rows are compared, and how much each row counts."""
     if not batch.sampled:
         return batch.columns[0], batch.masks
     (matrix,), mask = batch.stacked()
@@ -126,7 +126,7 @@ def _matrices(batch: Columns) -> tuple[list[Any], list[Any] | None]:
 
 
 def _counted_rows(ops: Backend, matrices: list[Any], masks: list[Any] | None) -> list[Any]:
-    """The matrices without the rows that do not count: a row of zeros is not orthogonal to itself."""
+    """The matrices without the rows that do not count."""
     if masks is None:
         return matrices
     counted: list[Any] = []
@@ -141,9 +141,9 @@ def _hidden(ops: Backend, fn: Callable[[Any], Any], mask: Any, x: Any) -> Any:
     return fn(hide(ops, x, mask))
 
 
-def _folded(seed: Any, step: Any, place: int) -> Any:
-    """Another draw for each datum and step, the same one whenever they are repeated; what is no number stays."""
+def _folded(seed: Any, step: Any, index: int) -> Any:
+    """A seed for each datum and step, reproducible; a seed that is not an integer is returned as it is."""
     if not is_whole(seed) or seed < 0:
         return seed
-    source = np.random.SeedSequence([int(seed), 0 if step is None else int(step), place])
+    source = np.random.SeedSequence([int(seed), 0 if step is None else int(step), index])
     return int(source.generate_state(1, np.uint64)[0])

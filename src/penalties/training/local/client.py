@@ -36,19 +36,20 @@ _KIND = "TorchLossReturn"
 
 
 class LocalTrainingClient:
-    """Trains a causal language model here, by the methods that the Tinker SDK's training client has.
+    """Trains a causal language model in this process, with the methods of the Tinker SDK's training client.
 
-    `model` is `"tiny"` (a small random model that reads bytes, nothing is downloaded), a folder, or a name on the
-    Hugging Face hub. An adapter of `rank` is trained on `target_modules`, by default every linear layer of attention
-    and MLP; the model itself stays as it is. Equal seeds give equal clients, and equal runs: to the bit on a CPU, and
-    on a GPU where `torch.use_deterministic_algorithms` is on; without, attention adds up in any order there.
+    `model` is `"tiny"` (a small random model over bytes; nothing is downloaded), a folder, or a name on the Hugging
+    Face hub. A LoRA adapter of `rank` is trained on `target_modules`, by default every linear layer of attention and
+    MLP; the weights of the model itself are frozen. Equal seeds make equal clients and equal runs: bit for bit on a
+    CPU, and on a GPU under `torch.use_deterministic_algorithms`; otherwise attention adds up in any order there.
 
-    Methods give futures at once (`.result(timeout)`, or `await`). The work is done by one thread, in the order in
-    which it was asked for. Gradients add up until `optim_step`. Bad data is refused at once, by the number of its
-    datum. Losses are sums, and padding is none of a result's business.
+    Methods return futures at once (`.result(timeout)`, or `await`). One thread does the work, in order. Gradients
+    accumulate until `optim_step`. Invalid data raise at once, with the index of the datum. Losses are sums, and padding
+    never affects a result.
 
-    `device` is a GPU where there is one, `dtype` that of the model's files. `batch_size` is the most data that go
-    through the model at once: less takes less memory, and changes nothing else. Checkpoints lie in `checkpoints`.
+    `device` defaults to a GPU if there is one, `dtype` to that of the model's files. `batch_size` limits how many data
+    go through the model at once: a smaller one takes less memory, and changes nothing else. Checkpoints go into the
+    folder `checkpoints`.
 
     >>> from penalties.training.types import AdamParams, Datum, ModelInput
     >>> with LocalTrainingClient("tiny", seed=1) as client:
@@ -74,12 +75,12 @@ class LocalTrainingClient:
         batch_size: int | None = None,
         checkpoints: str | Path = "checkpoints",
     ) -> None:
-        """Load the model and draw the adapter, which changes nothing yet."""
+        """Load the model and initialise the adapter, which starts as the identity."""
         owner = type(self).__name__
         check_count(owner, "rank", rank, 1)
         check_count(owner, "alpha", alpha, 1)
         if not is_whole(seed) or not -(2**63) <= seed < 2**63:
-            raise OptionError(owner, "seed", seed, "a whole number of 64 bits")
+            raise OptionError(owner, "seed", seed, "a 64-bit integer")
         if batch_size is not None:
             check_count(owner, "batch_size", batch_size, 1)
         self._model = load(
@@ -93,15 +94,15 @@ class LocalTrainingClient:
         if not isinstance(cast("object", checkpoints), str | Path):
             raise OptionError(owner, "checkpoints", checkpoints, "a folder")
         self._checkpoints = Path(checkpoints)
-        # How often the parameters were changed: a graph is of one state of them.
+        # Counts changes of the parameters: a graph belongs to one state of them.
         self._changes = 0
         self._worker = Worker(owner)
 
-    # What there is.
+    # The model.
 
     @property
     def model(self) -> Any:
-        """The peft model: to be changed only while no operation is under way."""
+        """The peft model; change it only while no operation is running."""
         return self._model.model
 
     @property
@@ -111,12 +112,12 @@ class LocalTrainingClient:
 
     @property
     def device(self) -> Any:
-        """Where the model is."""
+        """The device of the model."""
         return self._model.device
 
     @property
     def context(self) -> float:
-        """How many tokens the model reads at most; infinite where it does not say."""
+        """The longest sequence of tokens that the model reads; infinite if it does not say."""
         return self._model.context
 
     @property
@@ -137,19 +138,19 @@ class LocalTrainingClient:
     def forward(
         self, data: Sequence[Any], loss_fn: str = "cross_entropy", loss_fn_config: Mapping[str, Any] | None = None
     ) -> TrainingFuture[ForwardBackwardOutput]:
-        """The loss and the log-probability of every target; no gradient."""
+        """The loss and the log-probability of every target, without a gradient."""
         return self._submit_pass("forward", data, loss_fn, loss_fn_config, backward=False)
 
     async def forward_async(
         self, data: Sequence[Any], loss_fn: str = "cross_entropy", loss_fn_config: Mapping[str, Any] | None = None
     ) -> TrainingFuture[ForwardBackwardOutput]:
-        """As `forward`."""
+        """`forward`, for code that awaits."""
         return self.forward(data, loss_fn, loss_fn_config)
 
     def forward_backward(
         self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
     ) -> TrainingFuture[ForwardBackwardOutput]:
-        """The same, and the gradient of the loss is added to what is there.
+        """The same, and add the gradient of the loss to the accumulated gradient.
 
         `"cross_entropy"` is Σ −logprob·weight, `"importance_sampling"` Σ −exp(logprob − old)·advantage. A pass that
         fails adds nothing.
@@ -159,11 +160,11 @@ class LocalTrainingClient:
     async def forward_backward_async(
         self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
     ) -> TrainingFuture[ForwardBackwardOutput]:
-        """As `forward_backward`."""
+        """`forward_backward`, for code that awaits."""
         return self.forward_backward(data, loss_fn, loss_fn_config)
 
     def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
-        """The log-probability of every target under the model as it was before any training."""
+        """The log-probability of every target under the model before any training."""
         parts = batches(rows_of(self._model, data), self._batch_size)
 
         def initial() -> ForwardBackwardOutput:
@@ -173,13 +174,13 @@ class LocalTrainingClient:
         return self._worker.submit(initial)
 
     async def forward_initial_async(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
-        """As `forward_initial`."""
+        """`forward_initial`, for code that awaits."""
         return self.forward_initial(data)
 
     def forward_with_graph(self, data: Sequence[Any], reads: Sequence[str] = ()) -> TrainingFuture[Graph]:
-        """A forward whose graph is kept, for a loss of one's own: `graph.backward` takes its gradient back.
+        """A forward whose graph is kept, for your own loss: pass its gradient to `graph.backward`.
 
-        `reads` names what the loss reads beside log-probabilities and parameters: `"logits"`, and `"hidden.<layer>"`,
+        `reads` names what the loss reads besides log-probabilities and parameters: `"logits"`, and `"hidden.<layer>"`,
         where layer 0 is the embedding. All data go through the model at once, whatever `batch_size` is.
         """
         logits, layers = layers_read(self._model, reads)
@@ -195,8 +196,7 @@ class LocalTrainingClient:
             ) -> None:
                 if of != self._changes:
                     raise GradientError(
-                        "Graph.backward: the parameters were changed after its forward; do the backward before an "
-                        "optim_step or load_state"
+                        "Graph.backward: the parameters changed after the forward; call it before any optim_step"
                     )
                 self._accumulate(self._gradients(tensors, slopes), direct)
 
@@ -205,14 +205,14 @@ class LocalTrainingClient:
         return self._worker.submit(forward)
 
     async def forward_with_graph_async(self, data: Sequence[Any], reads: Sequence[str] = ()) -> TrainingFuture[Graph]:
-        """As `forward_with_graph`."""
+        """`forward_with_graph`, for code that awaits."""
         return self.forward_with_graph(data, reads)
 
     def _submit_pass(
         self, function: str, data: Any, loss_fn: Any, config: Mapping[str, Any] | None, *, backward: bool
     ) -> TrainingFuture[ForwardBackwardOutput]:
         loss = loss_of(function, loss_fn, config)
-        # Here, in the caller's thread: it overlaps what runs, and an error is raised where it was made.
+        # In the caller's thread: it overlaps running work, and errors are raised where they belong.
         parts = batches(rows_of(self._model, data, loss.read), self._batch_size)
         return self._worker.submit(lambda: self._pass(parts, loss, backward=backward))
 
@@ -223,14 +223,14 @@ class LocalTrainingClient:
         gradients: list[Tensor | None] = [None] * len(self._model.parameters)
         total = 0.0
         for batch in parts:
-            # Before the pass: a copy to a GPU waits for all that was asked of it before.
+            # Before the pass: a copy to a GPU waits for everything queued there.
             arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
             with torch.set_grad_enabled(backward):
                 live = run(self._model, batch).logprobs
             found, slope = {"logprobs": live.detach()}, None
             if loss is not None:
                 found["elementwise_loss"], slope = loss.values(found["logprobs"], arrays)
-            # Before the backward, for the same reason; the rest is done while it runs.
+            # Before the backward, for the same reason; the rest happens while it runs.
             host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
             if backward and slope is not None:
                 gradients = _added(gradients, self._gradients([live], [slope]))
@@ -249,13 +249,13 @@ class LocalTrainingClient:
         return list(torch.autograd.grad(tensors, parameters, slopes, allow_unused=True))
 
     def _accumulate(self, gradients: "Sequence[Tensor | None]", direct: "Mapping[str, Tensor]") -> None:
-        """Add gradients to those that are there: all at once, when nothing can fail any more."""
+        """Add to the accumulated gradients: all at once, after everything that can fail."""
         import torch
 
         for (name, one), gradient in zip(self._model.parameters.items(), gradients, strict=True):
             for more in (gradient, direct.get(name)):
                 if more is not None:
-                    # Laid out as the parameter is: the optimizer reads both in the order of memory.
+                    # Contiguous like the parameter: the fused optimizer reads both in memory order.
                     one.grad = more.contiguous() if one.grad is None else one.grad.add_(more)
             if one.grad is None:
                 one.grad = torch.zeros_like(one)
@@ -263,9 +263,9 @@ class LocalTrainingClient:
     # Steps.
 
     def optim_step(self, adam_params: Any) -> TrainingFuture[OptimStepResponse]:
-        """One step of AdamW by the gradients that have added up, which are cleared.
+        """One AdamW step with the accumulated gradients, which are then cleared.
 
-        The metrics have the norm of the gradient before clipping.
+        The metrics contain the norm of the gradient before clipping.
         """
         options = check_adam(adam_params)
 
@@ -277,15 +277,15 @@ class LocalTrainingClient:
         return self._worker.submit(step)
 
     async def optim_step_async(self, adam_params: Any) -> TrainingFuture[OptimStepResponse]:
-        """As `optim_step`."""
+        """`optim_step`, for code that awaits."""
         return self.optim_step(adam_params)
 
     # Checkpoints.
 
     def save_state(self, name: str | Path, *, overwrite: bool = False) -> TrainingFuture[SaveWeightsResponse]:
-        """Save the adapter, the optimizer's state and gradients that were not used yet, in a folder of this name.
+        """Save the adapter, the optimizer's state and any accumulated gradients in a folder of this name.
 
-        The adapter is in peft's form. The folder is there whole or not at all.
+        The adapter is in peft's format. The folder is written atomically.
         """
         check_flag("save_state", "overwrite", overwrite)
         folder = self._folder(name)
@@ -300,23 +300,23 @@ class LocalTrainingClient:
     async def save_state_async(
         self, name: str | Path, *, overwrite: bool = False
     ) -> TrainingFuture[SaveWeightsResponse]:
-        """As `save_state`."""
+        """`save_state`, for code that awaits."""
         return self.save_state(name, overwrite=overwrite)
 
     def load_state(self, path: str | Path) -> TrainingFuture[None]:
-        """Load the adapter of a checkpoint; the optimizer begins anew, without gradients."""
+        """Load the adapter of a checkpoint; the optimizer starts afresh, without gradients."""
         return self._submit_load("load_state", path, optimizer=False)
 
     async def load_state_async(self, path: str | Path) -> TrainingFuture[None]:
-        """As `load_state`."""
+        """`load_state`, for code that awaits."""
         return self.load_state(path)
 
     def load_state_with_optimizer(self, path: str | Path) -> TrainingFuture[None]:
-        """Load a whole checkpoint: what comes next is what would have come after it was saved, as by an equal seed."""
+        """Load a whole checkpoint: training continues exactly as it would have after the save."""
         return self._submit_load("load_state_with_optimizer", path, optimizer=True)
 
     async def load_state_with_optimizer_async(self, path: str | Path) -> TrainingFuture[None]:
-        """As `load_state_with_optimizer`."""
+        """`load_state_with_optimizer`, for code that awaits."""
         return self.load_state_with_optimizer(path)
 
     def _submit_load(self, function: str, path: str | Path, *, optimizer: bool) -> TrainingFuture[None]:
@@ -344,21 +344,22 @@ class LocalTrainingClient:
     # Samples.
 
     def sample(self, prompt: Any, num_samples: int = 1, sampling_params: Any = None) -> TrainingFuture[SampleResponse]:
-        """Draw sequences that go on from a prompt, each token with its log-probability under the model.
+        """Sample continuations of a prompt, each token with its log-probability under the model.
 
-        With a seed the same each time; without, by the client's own random numbers, which checkpoints hold.
+        With a seed the result is the same each time; without one it draws from the client's own generator, which
+        checkpoints include.
         """
         wanted = checked_draw(self._model, prompt, num_samples, sampling_params or SamplingParams())
         return self._worker.submit(lambda: SampleResponse(draw(self._model, wanted, self._generator)))
 
     async def sample_async(self, prompt: Any, num_samples: int = 1, sampling_params: Any = None) -> SampleResponse:
-        """As `sample`, and waits for it, as the SDK does."""
+        """Await the result of `sample`, as the SDK's method does."""
         return await self.sample(prompt, num_samples, sampling_params)
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """Finish what was asked for, and end the thread."""
+        """Finish all submitted work, and end the thread."""
         self._worker.close()
 
     def __enter__(self) -> "LocalTrainingClient":
@@ -371,11 +372,11 @@ class LocalTrainingClient:
 
 
 def _outputs(batch: Batch, packed: Mapping[str, Any]) -> list[Mapping[str, TensorData]]:
-    """One dict per datum of arrays that are packed as the targets are."""
+    """One dict per datum, from arrays that are packed like the targets."""
     lists = {name: batch.unpack(array) for name, array in packed.items()}
     return [
-        {name: TensorData.from_numpy(arrays[place]) for name, arrays in lists.items()}
-        for place in range(len(batch.shapes))
+        {name: TensorData.from_numpy(arrays[index]) for name, arrays in lists.items()}
+        for index in range(len(batch.shapes))
     ]
 
 

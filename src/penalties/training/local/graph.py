@@ -1,4 +1,4 @@
-"""A forward whose graph is kept, so that the gradient of any loss of it goes back in one pass."""
+"""A forward whose graph is kept, so that the gradient of any loss is propagated in one backward pass."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Accumulate = Callable[[Sequence["Tensor"], Sequence["Tensor"], Mapping[str, "Ten
 
 
 def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int]]:
-    """Whether logits are asked for, and the hidden states of which layers; `params` is always there."""
+    """Whether logits are requested, and the hidden states of which layers; `params` is always available."""
     layers: list[int] = []
     for name in (reads,) if isinstance(reads, str) else reads:
         kind, _, number = str(name).partition(".")
@@ -35,16 +35,16 @@ def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int
 class Graph:
     """A forward and its graph.
 
-    `logprobs` has one tensor per datum, `inputs` what was asked for: `"params"`, and lists with one tensor per datum
-    as `"logits"` and `"hidden.<layer>"`. All are on the graph, and padding is cut off.
+    `logprobs` has one tensor per datum. `inputs` has what was requested: `"params"`, and `"logits"` and
+    `"hidden.<layer>"` as lists with one tensor per datum. All are on the graph, without padding.
     """
 
     logprobs: "list[Tensor]"
-    """One per datum, of the shape of its targets, in float32."""
+    """One per datum, with the shape of its targets, in float32."""
     inputs: dict[str, Any]
-    """What else was asked for, by name."""
+    """The other requested tensors, by name."""
     output: ForwardBackwardOutput
-    """What a forward gives."""
+    """The output of a plain forward."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Graph:
         submit: Callable[[Callable[[], None]], TrainingFuture[None]],
         accumulate: Accumulate,
     ) -> None:
-        """Of a pass, and how the client does things in order and adds up gradients."""
+        """Wrap a pass; `submit` queues work on the client's thread, `accumulate` adds to its gradients."""
         self._batch = batch
         self._packed: dict[str, Tensor] = {f"hidden.{layer}": states for layer, states in passed.hidden.items()}
         if logits:
@@ -76,9 +76,9 @@ class Graph:
 
     @property
     def packed(self) -> "dict[str, Tensor]":
-        """The same as the lists, one datum after the other in one tensor each; nothing is left after the backward.
+        """The lists, each as one tensor with one datum after the other; empty after the backward.
 
-        Without log-probabilities where data differ in how many they have a place: those are of no one shape.
+        Without log-probabilities if the data differ in their number of targets per position.
         """
         widths = {tuple(one.shape[1:]) for one in self.logprobs}
         return {
@@ -88,21 +88,23 @@ class Graph:
         }
 
     def backward(self, gradients: Mapping[str, Any]) -> ForwardBackwardOutput:
-        """Add to the gradients of the parameters what gradients at the inputs give, in one pass; it can be done once.
+        """Propagate gradients at the inputs to the parameters, in one pass, and accumulate them; it works once.
 
-        A list with one gradient per datum for `"logprobs"`, `"logits"` and `"hidden.<layer>"`, or one tensor of them
-        all, as `packed` has it; a dict for `"params"`; None, in the place of any of these or of a part, is zero.
+        `"logprobs"`, `"logits"` and `"hidden.<layer>"` take a list with one gradient per datum, or one tensor like that
+        in `packed`; `"params"` takes a dict. None instead of any gradient or entry means zero.
         """
         return self.submit(gradients).result()
 
     def submit(self, gradients: Mapping[str, Any]) -> TrainingFuture[ForwardBackwardOutput]:
-        """The same without waiting for it: what the client is asked for next comes after it."""
+        """`backward` without waiting; whatever is submitted to the client next comes after it."""
         slopes, parameters = self._given(gradients)
         with self._lock:
             if self._used:
-                raise GradientError("Graph.backward: it was done already, and the graph is gone; forward again")
+                raise GradientError(
+                    "Graph.backward: was called before, which freed the graph; run forward_with_graph again"
+                )
             self._used = True
-        # Gone with the backward: a graph is as large as all that the model computed.
+        # Freed by the backward: a graph holds everything that the model computed.
         packed, self._packed = self._packed, {}
         accumulate = self._accumulate
         tensors, shaped = _live(packed, slopes)
@@ -110,16 +112,18 @@ class Graph:
         return done.then(lambda _: self.output)
 
     def pulled(self, gradients: Mapping[str, Any]) -> "dict[str, Tensor | None]":
-        """The gradients of the parameters that `backward` would add, by name; the graph stays, and nothing is added.
+        """The parameter gradients that `backward` would add, by name, without adding them; the graph is kept.
 
-        A pass through the model of its own, in the caller's thread: before the backward, to look at a part of it.
+        It is a backward pass of its own, in the caller's thread, to measure a part of the loss before `backward`.
         """
         import torch
 
         slopes, direct = self._given(gradients)
         packed = self._packed
         if not packed:
-            raise GradientError("Graph.pulled: the backward was done already, and the graph is gone; forward again")
+            raise GradientError(
+                "Graph.pulled: backward was called before, which freed the graph; run forward_with_graph again"
+            )
         tensors, shaped = _live(packed, slopes)
         found: Sequence[Tensor | None] = [None] * len(self._parameters)
         if tensors:
@@ -133,13 +137,13 @@ class Graph:
         }
 
     def _given(self, gradients: Mapping[str, Any]) -> "tuple[dict[str, Any], dict[str, Tensor]]":
-        """Gradients, checked: those at packed tensors, and those of parameters."""
+        """Gradients, checked: those at packed tensors, and those at parameters."""
         own = dict(gradients)
         parameters = self._of_parameters(own.pop("params", None))
         return {name: self._of_data(name, given) for name, given in own.items()}, parameters
 
     def _of_data(self, name: str, given: Any) -> Any:
-        """The gradient at a packed tensor, of those of its parts; None where it is zero."""
+        """The gradient at a packed tensor; None if it is zero."""
         import torch
 
         if name not in self._lists:
@@ -147,42 +151,44 @@ class Graph:
             raise InputError(f'Graph.backward: got a gradient of "{name}"; this graph has {there}')
         parts = self._lists[name]
         if isinstance(given, torch.Tensor):
-            # That the graph is gone is said later, and better.
+            # A freed graph is reported later, with a better message.
             if not self._packed:
                 return given
             if name not in self.packed:
-                raise ShapeError("Graph.backward: the data differ in targets a place; expected a list, one a datum")
+                raise ShapeError(
+                    "Graph.backward: the data differ in targets per position; expected a list, one per datum"
+                )
             return _like(f"Graph.backward: the gradient of {name}", given, self.packed[name])
         if given is not None and not hasattr(given, "__len__"):
             kind = type(given).__name__
-            raise InputError(f"Graph.backward: got {kind} as the gradient of {name}; expected a list, one a datum")
+            raise InputError(f"Graph.backward: got {kind} as the gradient of {name}; expected a list, one per datum")
         if given is None or all(one is None for one in given):
             return None
         if len(given) != len(parts):
             raise ShapeError(
-                f"Graph.backward: got {len(given)} gradients of {name}; expected {len(parts)}, one a datum"
+                f"Graph.backward: got {len(given)} gradients of {name}; expected {len(parts)}, one per datum"
             )
         made: list[Tensor] = []
-        for place, (slope, part) in enumerate(zip(given, parts, strict=True)):
+        for index, (slope, part) in enumerate(zip(given, parts, strict=True)):
             if slope is None:
                 made.append(torch.zeros_like(part))
             else:
-                made.append(_like(f"datum {place}: the gradient of {name}", slope, part))
+                made.append(_like(f"datum {index}: the gradient of {name}", slope, part))
         return self._batch.pack(made) if name == "logprobs" else torch.cat(made)
 
     def _of_parameters(self, given: Mapping[str, Any] | None) -> "dict[str, Tensor]":
         made: dict[str, Tensor] = {}
         for name, slope in (given or {}).items():
             if name not in self._parameters:
-                raise InputError(f'Graph.backward: got a gradient of the parameter "{name}"; the model trains no such')
+                raise InputError(f'Graph.backward: got a gradient of "{name}", which is not a trainable parameter')
             if slope is not None:
-                # A copy: it becomes the parameter's own.
+                # A copy: it becomes the parameter's gradient.
                 made[name] = _like(f"Graph.backward: the gradient of {name}", slope, self._parameters[name]).clone()
         return made
 
 
 def _live(packed: "Mapping[str, Tensor]", slopes: Mapping[str, Any]) -> "tuple[list[Tensor], list[Tensor]]":
-    """The tensors that a backward begins at, and the gradients there."""
+    """The tensors at which a backward starts, and the gradients there."""
     live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
     return [packed[name] for name in live], [slopes[name].reshape(packed[name].shape) for name in live]
 

@@ -1,4 +1,4 @@
-"""The losses that a local client knows by name, as the service defines them: sums over targets, nothing is averaged."""
+"""The named losses of a local client, as the service defines them: sums over targets, never averages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A sum over targets, differentiated by hand: no graph is built of it."""
+    """A sum over targets, differentiated by hand, so that it needs no graph."""
 
     read: Reader
-    """What it needs of a datum beside the targets."""
+    """Reads the inputs that it needs from a datum, besides the targets."""
     values: "Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Tensor]]"
-    """The loss of each target and its derivative, of the log-probabilities and what was read."""
+    """The loss of each target and its derivative, from the log-probabilities and those inputs."""
 
 
 def loss_of(function: str, name: Any, config: Mapping[str, Any] | None) -> Loss:
-    """The loss of a name; none of them has options."""
+    """The loss with this name; none has options."""
     if not isinstance(name, str) or name not in _LOSSES:
         raise OptionError(function, "loss_fn", name, " or ".join(f'"{known}"' for known in _LOSSES))
     if config:
@@ -43,8 +43,8 @@ def _cross_entropy(logprobs: "Tensor", arrays: Mapping[str, "Tensor"]) -> "tuple
     return logprobs * slope, slope
 
 
-def _weights(place: int, datum: Any, shape: tuple[int, ...]) -> Mapping[str, Array]:
-    return {"weights": _checked(place, "weights", weights_of(place, datum, shape), shape)}
+def _weights(index: int, datum: Any, shape: tuple[int, ...]) -> Mapping[str, Array]:
+    return {"weights": _checked(index, "weights", weights_of(index, datum, shape), shape)}
 
 
 def _importance_sampling(logprobs: "Tensor", arrays: Mapping[str, "Tensor"]) -> "tuple[Tensor, Tensor]":
@@ -53,23 +53,23 @@ def _importance_sampling(logprobs: "Tensor", arrays: Mapping[str, "Tensor"]) -> 
     return loss, loss
 
 
-def _old_and_advantages(place: int, datum: Any, shape: tuple[int, ...]) -> Mapping[str, Array]:
-    given = inputs_of(place, datum)
+def _old_and_advantages(index: int, datum: Any, shape: tuple[int, ...]) -> Mapping[str, Array]:
+    given = inputs_of(index, datum)
     missing = [name for name in ("logprobs", "advantages") if name not in given]
     if missing:
         there = ", ".join(given)
-        raise InputError(f"datum {place}: importance_sampling needs its {' and '.join(missing)}; there is {there}")
+        raise InputError(f"datum {index}: importance_sampling needs {' and '.join(missing)}; there is {there}")
     if "weights" in given:
-        raise InputError(f"datum {place}: importance_sampling reads no weights; multiply them into the advantages")
-    return {name: _checked(place, name, numpy_of(given[name]), shape) for name in ("logprobs", "advantages")}
+        raise InputError(f"datum {index}: importance_sampling does not read weights; multiply the advantages by them")
+    return {name: _checked(index, name, numpy_of(given[name]), shape) for name in ("logprobs", "advantages")}
 
 
-def _checked(place: int, name: str, array: Array, shape: tuple[int, ...]) -> Array:
+def _checked(index: int, name: str, array: Array, shape: tuple[int, ...]) -> Array:
     if array.shape != shape:
-        raise InputError(f"datum {place}: its {name} have shape {array.shape} and its target_tokens {shape}")
+        raise InputError(f"datum {index}: its {name} have shape {array.shape} and its target_tokens {shape}")
     if not np.isfinite(array).all():
         kind = "nan" if np.isnan(array).any() else "inf"
-        raise InputError(f"datum {place}: its {name} hold {kind}; expected finite numbers")
+        raise InputError(f"datum {index}: its {name} contain {kind}; expected finite numbers")
     return array.astype(np.float32)
 
 

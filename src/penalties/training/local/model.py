@@ -1,4 +1,4 @@
-"""Models of transformers with a LoRA adapter of peft: made ready for training in this process."""
+"""Transformers models with a LoRA adapter of peft, ready for training in this process."""
 
 import hashlib
 import importlib
@@ -18,13 +18,13 @@ __all__ = ["TINY", "LocalModel", "load"]
 TINY: Final = "tiny"
 
 _OWNER: Final = "LocalTrainingClient"
-# Weights are drawn from torch's one generator, which is set and set back for it.
+# Weights are drawn from torch's global generator, which is seeded and restored around it.
 _drawing: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model with an adapter, and what is to be known of it."""
+    """A model with an adapter, and facts about it."""
 
     name: str
     model: Any
@@ -35,12 +35,12 @@ class LocalModel:
 
     @cached_property
     def base(self) -> Any:
-        """The model of transformers inside, with the adapter's layers in it."""
+        """The transformers model inside, with the adapter's layers."""
         return self.model.get_base_model()
 
     @cached_property
     def head(self) -> Any:
-        """The layer that makes logits of hidden states."""
+        """The output layer, from hidden states to logits."""
         return self.base.get_output_embeddings()
 
     @cached_property
@@ -50,27 +50,27 @@ class LocalModel:
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many tokens the model reads."""
+        """The number of tokens that the model reads."""
         return int(self.base.get_input_embeddings().weight.shape[0])
 
     @cached_property
     def outputs(self) -> int:
-        """How many tokens the model predicts."""
+        """The number of tokens that the model predicts."""
         return int(self.head.weight.shape[0])
 
     @cached_property
     def context(self) -> float:
-        """The most tokens of a sequence; infinite where the model does not say."""
+        """The longest sequence of tokens; infinite if the model does not say."""
         return getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
     @cached_property
     def layers(self) -> int:
-        """How many layers there are; the hidden states are those before, between and after them."""
+        """The number of layers; hidden states are numbered from 0, the embedding, to this."""
         return int(self.base.config.get_text_config().num_hidden_layers)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer, loaded when it is first asked for."""
+        """The tokenizer, loaded when first used."""
         if self.name == TINY:
             return ByteTokenizer()
         from transformers import AutoTokenizer
@@ -87,14 +87,14 @@ class LocalModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the frozen weights: some of each, as bfloat16, so that it is the same in every precision."""
+        """A digest of the frozen weights: a few of each, as bfloat16, so that it is the same in every dtype."""
         import torch
 
         digest = hashlib.sha256()
         for name, one in self.model.named_parameters():
             if not one.requires_grad:
                 some = one.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
-                # Without what the adapter puts into the names of the layers that it is on.
+                # Without what the adapter inserts into the names of its layers.
                 digest.update(f"{name.replace('.base_layer', '')} {tuple(one.shape)} {some.tolist()}\n".encode())
         return digest.hexdigest()
 
@@ -109,7 +109,7 @@ def load(
     device: Any,
     dtype: Any,
 ) -> LocalModel:
-    """A model by name or folder, or the built-in one, with an adapter that changes nothing yet."""
+    """A model by name or folder, or the built-in one, with an adapter that starts as the identity."""
     for package in ("torch", "transformers", "peft"):
         try:
             importlib.import_module(package)
@@ -119,39 +119,39 @@ def load(
     from transformers.pytorch_utils import Conv1D
 
     torch: Any = importlib.import_module("torch")
-    place, precision = _device(device), _dtype(dtype)
+    where, precision = _device(device), _dtype(dtype)
     make: Any = get_peft_model
     with _drawing, torch.random.fork_rng(devices=[]):
-        # The CPU's alone: `torch.manual_seed` would set those of GPUs too.
+        # The CPU generator alone: `torch.manual_seed` would seed those of GPUs too.
         torch.default_generator.manual_seed(seed)
         base = _tiny(precision) if str(name) == TINY else _pretrained(str(name), precision)
         if base.get_output_embeddings() is None:
-            raise OptionError(_OWNER, "model", str(name), "a causal language model, with a layer that makes logits")
+            raise OptionError(_OWNER, "model", str(name), "a causal language model, with an output layer")
         config = LoraConfig(
             r=rank,
             lora_alpha=alpha,
             lora_dropout=0.0,
             target_modules=target_modules if isinstance(target_modules, str) else list(target_modules),
-            # GPT-2 and its kin keep their weights the other way round, in a layer of their own.
+            # GPT-2 and similar models store weights transposed, in a layer class of their own.
             fan_in_fan_out=any(isinstance(one, Conv1D) for one in base.modules()),
             bias="none",
             task_type="CAUSAL_LM",
         )
         try:
-            # Adapters are in float32, whatever the model is in: steps are too small for less.
+            # Adapters are float32 whatever the model is: optimizer steps are too small for less.
             model = make(base, config)
         except ValueError as error:
             expected = f"names of linear layers of the model ({error})"
             raise OptionError(_OWNER, "target_modules", target_modules, expected) from error
-    # No dropout, of the model or the adapter: a pass gives the same each time.
-    model.to(place).eval()
-    return LocalModel(str(name), model, rank, alpha, place)
+    # No dropout in model or adapter: a pass is repeatable.
+    model.to(where).eval()
+    return LocalModel(str(name), model, rank, alpha, where)
 
 
 def _tiny(precision: Any) -> Any:
     base = tiny_model()
     for one in base.parameters():
-        # The parameters alone: the frequencies of positions, which are no parameters, stay as precise as they are.
+        # Parameters only: the rotary frequencies are buffers, and keep their precision.
         one.data = one.data.to(precision or one.dtype)
     return base
 
@@ -161,7 +161,7 @@ def _pretrained(name: str, precision: Any) -> Any:
 
     loader: Any = AutoModelForCausalLM
     try:
-        # On the CPU first, where the adapter is drawn: the same numbers for every device.
+        # On the CPU first, where the adapter is drawn, so that every device gets the same numbers.
         return loader.from_pretrained(name, dtype="auto" if precision is None else precision)
     except (OSError, ValueError) as error:
         expected = (
@@ -177,10 +177,10 @@ def _device(given: Any) -> Any:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(given)
-        # A device that PyTorch knows of need not be there.
+        # PyTorch accepts the names of devices that are absent.
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:
-        expected = f'a device of torch that is there, like "cpu" or "cuda:0" ({str(error).splitlines()[0]})'
+        expected = f'an available torch device, such as "cpu" or "cuda:0" ({str(error).splitlines()[0]})'
         raise OptionError(_OWNER, "device", given, expected) from error
     return device
 
@@ -190,5 +190,5 @@ def _dtype(given: Any) -> Any:
 
     found = getattr(torch, given, None) if isinstance(given, str) else given
     if given is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise OptionError(_OWNER, "dtype", given, '"float32", "bfloat16" or another floating dtype of torch')
+        raise OptionError(_OWNER, "dtype", given, '"float32", "bfloat16" or another floating torch dtype')
     return found

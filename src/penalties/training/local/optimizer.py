@@ -1,4 +1,4 @@
-"""The optimizer of a local client: AdamW with the service's options, and its state by the names of the parameters."""
+"""The optimizer of a local client: AdamW with the service's options, with its state keyed by parameter name."""
 
 import math
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["NORM", "Adam", "check_adam"]
 
 NORM: Final = "unclipped_grad_l2:mean"
-"""The metric with the norm of the gradient before clipping, by the service's name."""
+"""The service's name for the norm of the gradient before clipping."""
 
 _STATE: Final = ("step", "exp_avg", "exp_avg_sq")
-# The least and the most of each option, and these in words.
+# The smallest value of each option, the range in words, and the upper bound.
 _OPTIONS: Final = {
     "learning_rate": (0.0, "a finite number of at least 0", math.inf),
     "beta1": (0.0, "a number from 0 to below 1", 1.0),
@@ -28,7 +28,7 @@ _OPTIONS: Final = {
 
 
 def check_adam(params: Any) -> dict[str, float]:
-    """The options of a step, of any client's `AdamParams`."""
+    """The options of a step, from any client's `AdamParams`."""
     missing = [name for name in _OPTIONS if not hasattr(params, name)]
     if missing:
         raise OptionError("optim_step", "adam_params", params, f"AdamParams; it has no {missing[0]}")
@@ -42,29 +42,30 @@ class Adam:
     """AdamW over named parameters."""
 
     def __init__(self, parameters: "Mapping[str, Tensor]") -> None:
-        """Without any steps yet."""
+        """Start with no steps taken."""
         self._parameters = dict(parameters)
         self._optimizer = self._made()
 
     def _made(self) -> Any:
         import torch
 
-        # Fused: one pass over all parameters, on a CPU too.
+        # Fused: one pass over all parameters, also on a CPU.
         return torch.optim.AdamW(list(self._parameters.values()), fused=True)
 
     def step(self, options: Mapping[str, float]) -> float:
-        """Change the parameters by their gradients, clear those, and give their norm before clipping."""
+        """Update the parameters, clear their gradients, and return the norm of the gradient before clipping."""
         import torch
 
         gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
         if not gradients:
-            raise GradientError("optim_step: there are no gradients; do a forward_backward first")
+            raise GradientError("optim_step: there are no gradients; call forward_backward first")
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
             self.clear()
             kind = "nan" if math.isnan(norm) else "inf"
             raise NonFiniteError(
-                kind, f"optim_step: the norm of the gradient is {kind}; the gradient was dropped and no step was made"
+                kind,
+                f"optim_step: the norm of the gradient is {kind}; the gradient was discarded and no step was taken",
             )
         most = options["grad_clip_norm"]
         if 0.0 < most < norm:
@@ -80,12 +81,12 @@ class Adam:
         return norm
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         for one in self._parameters.values():
             one.grad = None
 
     def state(self) -> "dict[str, Tensor]":
-        """All that the next steps depend on, beside the parameters: moments, and gradients that were not used yet."""
+        """Everything that later steps depend on, besides the parameters: moments, and accumulated gradients."""
         found = {
             f"{kind}/{name}": state[kind]
             for name, one in self._parameters.items()
@@ -96,7 +97,7 @@ class Adam:
         return found | gradients
 
     def restore(self, state: "Mapping[str, Tensor]") -> None:
-        """Go on from a state; an empty one is that of the beginning."""
+        """Continue from a state; an empty one is the initial state."""
         self._optimizer = self._made()
         for name, one in self._parameters.items():
             if f"step/{name}" in state:

@@ -1,4 +1,4 @@
-"""Tokens drawn from a model."""
+"""Sampling tokens from a model."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ __all__ = ["Draw", "checked_draw", "draw"]
 
 @dataclass(frozen=True)
 class Draw:
-    """What is to be drawn, checked."""
+    """A sampling request, checked."""
 
     prompt: np.ndarray[Any, Any]
     count: int
@@ -34,21 +34,21 @@ class Draw:
     tokens: frozenset[int]
     """Tokens that end a sequence."""
     texts: tuple[str, ...]
-    """Texts that do."""
+    """Strings that end a sequence."""
 
 
 def checked_draw(model: LocalModel, prompt: Any, count: Any, params: Any) -> Draw:
-    """What is to be drawn, of any client's `ModelInput` and `SamplingParams`."""
+    """The request, from any client's `ModelInput` and `SamplingParams`."""
     if not hasattr(prompt, "to_ints"):
         raise InputError(f"sample: the prompt is a {type(prompt).__name__}; expected a ModelInput of tokens")
     tokens = np.asarray(prompt.to_ints(), np.int64)
     check_tokens(model, "sample", tokens)
     check_count("sample", "num_samples", count, 1)
-    # The last token that is drawn is never read.
+    # The last sampled token is never read.
     room = model.context - len(tokens) + 1
     most = room if params.max_tokens is None else params.max_tokens
     if most == math.inf:
-        raise OptionError("sample", "max_tokens", None, "a number, since the model has no longest context")
+        raise OptionError("sample", "max_tokens", None, "a number, because the model has no maximum context")
     check_count("sample", "max_tokens", most, 1)
     if params.top_k != -1:
         check_count("sample", "top_k", params.top_k, 1)
@@ -69,13 +69,13 @@ def checked_draw(model: LocalModel, prompt: Any, count: Any, params: Any) -> Dra
 
 
 def _stops(model: LocalModel, given: Any) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Tokens and texts that end a sequence: where nothing is said, the model's own."""
+    """Tokens and strings that end a sequence: by default the model's own end tokens."""
     if given is None:
         return model.ends, ()
     stops = [given] if isinstance(given, str) else list(cast("Sequence[Any]", given))
     wrong = [stop for stop in stops if not (is_whole(stop) or (isinstance(stop, str) and stop))]
     if wrong:
-        raise OptionError("sample", "stop", wrong[0], "tokens, or texts that are not empty")
+        raise OptionError("sample", "stop", wrong[0], "tokens, or non-empty strings")
     return (
         frozenset(int(stop) for stop in stops if not isinstance(stop, str)),
         tuple(stop for stop in stops if isinstance(stop, str)),
@@ -83,9 +83,9 @@ def _stops(model: LocalModel, given: Any) -> tuple[frozenset[int], tuple[str, ..
 
 
 def draw(model: LocalModel, wanted: Draw, generator: "Generator") -> list[SampledSequence]:
-    """Sequences of tokens, each with its log-probability under the model itself: as a forward gives it.
+    """Sequences of tokens, each token with its log-probability under the model itself, as a forward returns it.
 
-    Temperature, `top_k` and `top_p` change what is drawn, not the log-probabilities that are told.
+    Temperature, `top_k` and `top_p` change what is sampled, not the reported log-probabilities.
     """
     import torch
 
@@ -99,18 +99,18 @@ def draw(model: LocalModel, wanted: Draw, generator: "Generator") -> list[Sample
             output = model.base(input_ids=given, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             if not length:
-                # The prompt is read once for all.
+                # The prompt is read once for all samples.
                 cache.batch_repeat_interleave(wanted.count)
-            # On the CPU, where the generator is: the same draws on every device.
+            # On the CPU, where the generator is, so that every device draws the same.
             logits = output.logits[:, -1].float().cpu().expand(wanted.count, -1)
             chosen = _choose(logits, wanted, generator)
             logprobs = logits.log_softmax(-1).gather(-1, chosen)
-            for place, sequence in list(going.items()):
-                sequence.tokens.append(int(chosen[place]))
-                sequence.logprobs.append(float(logprobs[place]))
+            for index, sequence in list(going.items()):
+                sequence.tokens.append(int(chosen[index]))
+                sequence.logprobs.append(float(logprobs[index]))
                 if _stopped(model, wanted, sequence.tokens):
-                    sequences[place] = replace(sequence, stop_reason="stop")
-                    del going[place]
+                    sequences[index] = replace(sequence, stop_reason="stop")
+                    del going[index]
             if not going:
                 break
             given = chosen.to(model.device)
@@ -118,18 +118,18 @@ def draw(model: LocalModel, wanted: Draw, generator: "Generator") -> list[Sample
 
 
 def _choose(logits: Any, wanted: Draw, generator: "Generator") -> "Tensor":
-    """One token of each line, (B, 1)."""
+    """One token per row, (B, 1)."""
     import torch
 
     if wanted.temperature == 0.0:
         return logits.argmax(-1, keepdim=True)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    # The largest is 0 first: divided by next to nothing, another would be infinite.
+    # Shifted so that the largest is 0: others would overflow when divided by a tiny temperature.
     ordered = (ordered - ordered[:, :1]) / wanted.temperature
     if wanted.top_k != -1:
         ordered[:, wanted.top_k :] = -math.inf
     probabilities = ordered.softmax(-1)
-    # A token is left out where those before it have enough already; the first never is.
+    # A token is dropped if those before it already reach top_p; the first never is.
     probabilities[probabilities.cumsum(-1) - probabilities >= wanted.top_p] = 0.0
     return tokens.gather(-1, torch.multinomial(probabilities, 1, generator=generator))
 

@@ -1,4 +1,4 @@
-"""The one thread that does a client's operations, in the order in which they were asked for."""
+"""The one thread that runs a client's operations, in the order of submission."""
 
 import os
 import threading
@@ -14,13 +14,13 @@ __all__ = ["Worker"]
 
 T = TypeVar("T")
 
-# An operation that still runs when the program ends is waited for this long: ended in the midst of it, native code
-# may bring the whole process down with a message that says nothing.
+# How long an operation that still runs at exit is waited for: interrupted, native code may crash the process with an
+# obscure message.
 _AT_EXIT = 10.0
 
 
 class Worker:
-    """A daemon thread with a queue; it starts with the first operation, and ends when the worker is forgotten.
+    """A daemon thread with a queue; it starts with the first operation, and ends when the worker is collected.
 
     >>> with Worker("example") as worker:
     ...     worker.submit(lambda: 6 * 7).result(timeout=1)
@@ -28,7 +28,7 @@ class Worker:
     """
 
     def __init__(self, owner: str) -> None:
-        """Say whose it is, for messages."""
+        """`owner` is for messages."""
         self._owner = owner
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Any] = SimpleQueue()
@@ -38,19 +38,21 @@ class Worker:
         self._process = os.getpid()
 
     def submit(self, operation: Callable[[], T]) -> TrainingFuture[T]:
-        """Do an operation after all that were submitted before.
+        """Run an operation after all that were submitted before.
 
-        Asked for by the thread itself, as from a callback of a future, it is done at once: the thread cannot wait for
-        itself.
+        Submitted by the worker's own thread, as from a callback of a future, it runs at once: the thread cannot wait
+        for itself.
         """
         if os.getpid() != self._process:
-            raise RuntimeError(f"this {self._owner} belongs to the process that made it; make a new one in this fork")
+            raise RuntimeError(
+                f"this {self._owner} belongs to the process that created it; create a new one in this fork"
+            )
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
-                raise RuntimeError(f"this {self._owner} is closed; make a new one")
+                raise RuntimeError(f"this {self._owner} is closed; create a new one")
             if self._thread is None:
-                # The thread knows the queue alone: one that knew the worker would keep it alive.
+                # The thread refers to the queue alone: a reference to the worker would keep it alive.
                 self._thread = threading.Thread(
                     target=_work, args=(self._queue,), name=f"penalties-{self._owner}", daemon=True
                 )
@@ -64,7 +66,7 @@ class Worker:
         return TrainingFuture(future)
 
     def close(self) -> None:
-        """Finish what was submitted, take nothing more, and end the thread."""
+        """Finish all submitted operations, accept no more, and end the thread."""
         with self._lock:
             first = not self._closed
             self._closed = True
@@ -86,7 +88,7 @@ class Worker:
 def _work(queue: "SimpleQueue[Any]") -> None:
     while (job := queue.get()) is not None:
         _do(*job)
-        # What an operation gave may be large: it is its future's alone while the thread waits for the next.
+        # A result may be large: while the thread waits, only its future refers to it.
         del job
 
 
@@ -102,7 +104,7 @@ def _do(future: "Future[Any]", operation: Callable[[], Any]) -> None:
 
 
 def _end(queue: "SimpleQueue[Any]", thread: threading.Thread) -> None:
-    """Drop what waits, and wait for what runs: the worker was forgotten, or the program ends."""
+    """Cancel queued operations and wait for the running one: the worker was collected, or the program exits."""
     while True:
         try:
             job = queue.get_nowait()
@@ -110,6 +112,6 @@ def _end(queue: "SimpleQueue[Any]", thread: threading.Thread) -> None:
             break
         job[0].cancel()
     queue.put(None)
-    # Forgotten by what the thread itself let go of, it ends by itself.
+    # If the thread itself dropped the last reference, it ends on its own.
     if thread is not threading.current_thread():
         thread.join(_AT_EXIT)

@@ -1,7 +1,7 @@
-"""References: one array per datum that travels beside the data, given, or made by a provider.
+"""References: one array per datum that travels beside the data, passed in, or made by a provider.
 
-A reference is a list of arrays, each in the form of its datum's `target_tokens`, or a provider, which makes them while
-the forward of the step is under way: `initial()`, `client(teacher)`, `perturbed()`, or any object with their `start`.
+A reference is a list of arrays, each with the shape of its datum's `target_tokens`, or a provider, which makes them
+while the forward of the step is running: `initial()`, `client(teacher)`, `perturbed()`, or any object with `start`.
 """
 
 from .checking import checked

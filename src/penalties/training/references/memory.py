@@ -1,17 +1,16 @@
-"""Log-probabilities that were asked for once, by the content of their datum."""
+"""Log-probabilities that are requested once, keyed by the content of their datum."""
 
 import hashlib
 import os
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from ...errors import InputError, said
+from ...files import replaced
 from ..futures import in_thread, resolved
 from ..reading import targets_of, tokens_of
 from .asking import Arrays
@@ -21,13 +20,13 @@ __all__ = ["Memory", "key_of"]
 _VERSION: Final = 1
 
 
-def key_of(place: int, datum: Any) -> bytes:
-    """What a datum's log-probabilities depend on, in a few bytes: its tokens and its targets."""
+def key_of(index: int, datum: Any) -> bytes:
+    """A digest of what a datum's log-probabilities depend on: its tokens and its targets."""
     try:
-        tokens = tokens_of(place, datum)
+        tokens = tokens_of(index, datum)
     except ValueError as error:
-        raise InputError(f"datum {place}: its model_input is not of tokens alone ({error})") from error
-    targets = targets_of(place, datum).astype(np.int64)
+        raise InputError(f"datum {index}: its model_input is not tokens alone ({error})") from error
+    targets = targets_of(index, datum).astype(np.int64)
     digest = hashlib.blake2b(digest_size=16)
     digest.update(np.asarray([tokens.size, *targets.shape], np.int64).tobytes())
     digest.update(tokens.tobytes())
@@ -36,16 +35,16 @@ def key_of(place: int, datum: Any) -> bytes:
 
 
 class Memory:
-    """Log-probabilities by the datum that they are of; each is asked for once, whoever else waits for it."""
+    """A cache of log-probabilities; each is requested once, even by concurrent callers."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self._kept: dict[bytes, np.ndarray[Any, Any]] = {}
         self._coming: dict[bytes, Future[None]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """How many data it knows."""
+        """The number of data in the cache."""
         return len(self._kept)
 
     def ask(
@@ -54,16 +53,16 @@ class Memory:
         send: Callable[[list[int]], Callable[[], Arrays]],
         lost: Callable[[], None] = lambda: None,
     ) -> "Future[Arrays]":
-        """What is at these keys. `send` is given the places of those never asked for, and gives what waits for them.
+        """The arrays at these keys. `send` gets the indices of new ones, and returns a function that waits for them.
 
-        `lost` is called where the waiting fails; they can then be asked for again.
+        `lost` is called if the wait fails; the keys can then be requested again.
         """
         mine: Future[None] = Future()
         with self._lock:
-            first = {key: place for place, key in reversed(list(enumerate(keys)))}
+            first = {key: index for index, key in reversed(list(enumerate(keys)))}
             new = [key for key in first if key not in self._kept and key not in self._coming]
             others = {id(later): later for key in keys if (later := self._coming.get(key)) is not None}
-            # Taken at once, so that nobody else asks for them too.
+            # Claimed at once, so that no other caller requests them too.
             self._coming |= dict.fromkeys(new, mine)
         new.sort(key=lambda key: first[key])
         try:
@@ -101,35 +100,26 @@ class Memory:
 
     def _copies(self, keys: Sequence[bytes]) -> Arrays:
         with self._lock:
-            # Copies: who gets them may write to them.
+            # Copies: the caller may write to them.
             return [self._kept[key].copy() for key in keys]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one file, or leave the file as it was."""
+        """Write the cache to a file, atomically."""
         with self._lock:
             kept = dict(self._kept)
         shapes = [array.shape for array in kept.values()]
-        place = Path(path)
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(
-                    file,
-                    version=np.int64(_VERSION),
-                    keys=np.frombuffer(b"".join(kept), np.uint8).reshape(-1, 16),
-                    # 0 candidates for an array of one axis.
-                    shapes=np.asarray([(*shape, 0)[:2] for shape in shapes], np.int64).reshape(-1, 2),
-                    values=np.concatenate([np.zeros(0, np.float32), *[array.reshape(-1) for array in kept.values()]]),
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, place)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replaced(path) as part, part.open("wb") as file:
+            np.savez(
+                file,
+                version=np.int64(_VERSION),
+                keys=np.frombuffer(b"".join(kept), np.uint8).reshape(-1, 16),
+                # A width of 0 stands for an array of one axis.
+                shapes=np.asarray([(*shape, 0)[:2] for shape in shapes], np.int64).reshape(-1, 2),
+                values=np.concatenate([np.zeros(0, np.float32), *[array.reshape(-1) for array in kept.values()]]),
+            )
 
     def load(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Add what `save` wrote."""
+        """Add the contents of a file that `save` wrote."""
         read: dict[bytes, np.ndarray[Any, Any]] = {}
         try:
             with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -141,8 +131,8 @@ class Memory:
                 read[key.tobytes()] = values[start:end].reshape((length, width) if width else (length,))
                 start = end
         except Exception as error:
-            raise InputError(f"{name}: {path} is no file that save wrote ({said(error)})") from error
+            raise InputError(f"{name}: {path} was not written by save ({said(error)})") from error
         if version != _VERSION:
-            raise InputError(f"{name}: {path} has version {version}; this library reads {_VERSION}")
+            raise InputError(f"{name}: {path} has version {version}; expected {_VERSION}")
         with self._lock:
             self._kept |= read

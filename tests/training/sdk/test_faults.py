@@ -16,7 +16,7 @@ from penalties.training import LocalTrainingClient, forward_backward_custom, ref
 from tests.servers.protocol_server import ProtocolServer
 from tests.servers.sdk import LIMIT, Connected, connected
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 ADAM = types.AdamParams(learning_rate=3e-3)
 SUBMITTED = ("forward", "forward_backward", "optim_step")
