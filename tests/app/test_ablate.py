@@ -14,10 +14,9 @@ from penalties.app.config import Config, ConfigError, load
 from penalties.app.runs import Run
 from penalties.app.runs.disk import RunError
 from penalties.app.runs.lock import Lock
-from penalties.app.train import Interrupted
+from penalties.app.train import Interrupted, TermFailed
 from penalties.app.train import start as start_module
 from penalties.app.train.progress import SILENT
-from penalties.errors import TermError
 
 from .stand_ins import Backend, killing, write_config
 
@@ -164,7 +163,7 @@ class TestRuns:
         def failing(more: Sequence[str]) -> Config:
             return load(path, ["cranky.options={ fail = true }", *more])
 
-        with pytest.raises(TermError, match="cranky"):
+        with pytest.raises(TermFailed, match="cranky"):
             ablate(variants(failing), tmp_path / "other", progress=silent)
 
     def test_differ_by_nothing_but_the_variant(self, path: Path, tmp_path: Path) -> None:

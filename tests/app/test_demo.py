@@ -12,7 +12,6 @@ import pytest
 from penalties.app.config import find, load
 from penalties.app.data import Stream
 from penalties.app.demo import pig_latin
-from penalties.pipeline.schedules import weights
 from penalties.training import AdamParams, LocalTrainingClient, forward_backward_custom
 
 FOLDER = find(None).parent
@@ -66,7 +65,7 @@ def test_its_loss_falls_by_a_third_in_a_quarter_of_its_steps() -> None:
     config = load()
     with LocalTrainingClient(config.model.name, rank=config.model.rank, seed=config.train.seed) as client:
         stream = Stream(config, client.tokenizer)
-        base, pipeline, schedules = config.base, config.pipeline(), config.schedules()
+        base, pipeline = config.base, config.pipeline()
         providers, rate = config.providers(lambda table: None), config.learning_rate()
         losses: list[float] = []
         for step in range(config.train.steps // 4):
@@ -76,7 +75,6 @@ def test_its_loss_falls_by_a_third_in_a_quarter_of_its_steps() -> None:
                 base,
                 regularizers=pipeline,
                 references=providers,
-                weights=weights(schedules, step),
                 step=step,
             ).result()
             client.optim_step(AdamParams(learning_rate=rate(step), beta2=config.train.beta2)).result()

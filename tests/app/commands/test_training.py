@@ -247,7 +247,7 @@ class TestTrain:
         assert cli.main(["train", "toy.toml", "--quiet", *given]) == 1
         assert capsys.readouterr().err.splitlines() == [
             f"error: {where}: failing: raised RuntimeError: as the test wants it",
-            'on_error = "skip" in its [[term]] leaves it out where it fails, and --debug shows the traceback',
+            'on_error = "skip" in its [[term]] leaves it out when it fails, and --debug shows the traceback',
         ]
         assert Run("runs/toy").begun()
         assert cli.main(["train", "toy.toml", "--quiet", *given, "--debug"]) == 1

@@ -92,7 +92,7 @@ def test_whole_tables_can_be_set(tmp_path: Path) -> None:
         tmp_path, TERMS, ['kl.schedule={ kind = "warmup", steps = 5 }', "kl.schedule.value=3", "kl.enabled=false"]
     )
     assert made.term[0].schedule is not None
-    assert made.schedules()["kl"](5) == 3.0
+    assert made.pipeline()["kl"].weight(5) == 3.0
     assert not made.term[0].enabled
 
 

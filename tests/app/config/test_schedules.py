@@ -35,4 +35,4 @@ CASES: list[tuple[str, Schedule]] = [
 @pytest.mark.parametrize(("text", "expected"), CASES)
 def test_a_table_makes_its_schedule(tmp_path: Path, text: str, expected: Schedule) -> None:
     term = f'[train]\nsteps = 60\n[[term]]\nfn = "l2"\nweight = 0.5\ninputs = "params"\nschedule = {{ {text} }}'
-    assert config(tmp_path, term).schedules() == {"l2": expected}
+    assert config(tmp_path, term).pipeline()["l2"].weight == expected

@@ -43,7 +43,6 @@ def evaluated(client: Any, batches: list[list[Any]], pipeline: pn.Pipeline, **op
             "cross_entropy",
             pipeline,
             References(options.pop("references", {}), Path("nowhere")),
-            weights=options.pop("weights", {}),
             executor=executor,
             step=options.pop("step", 1),
             state=options.pop("state", {}),
@@ -54,13 +53,10 @@ def evaluated(client: Any, batches: list[list[Any]], pipeline: pn.Pipeline, **op
 def test_one_batch_is_what_a_step_would_say(client: Any) -> None:
     batch = data(client, "hello", "world!")
     pipeline = pn.Pipeline([pn.Term("entropy_estimate", weight=0.5, inputs="logprobs")])
-    out = evaluated(client, [batch], pipeline, weights={"entropy_estimate": 0.25})
+    out = evaluated(client, [batch], pipeline)
     assert out is not None
-    step = forward_backward_custom(
-        client, batch, "cross_entropy", regularizers=pipeline, weights={"entropy_estimate": 0.25}
-    )
+    step = forward_backward_custom(client, batch, "cross_entropy", regularizers=pipeline)
     assert out.metrics() == pytest.approx(step.result().custom_loss.metrics())
-    assert out["entropy_estimate"].weight == 0.25
 
 
 def test_no_gradient_reaches_the_model(client: Any) -> None:

@@ -13,10 +13,10 @@ import torch
 from penalties.app.config import load
 from penalties.app.runs import Run
 from penalties.app.runs.disk import RunError
-from penalties.app.train import Interrupted, train
+from penalties.app.train import Interrupted, TermFailed, train
 from penalties.app.train import start as start_module
 from penalties.app.train.progress import Silent
-from penalties.errors import InputError, TermError
+from penalties.errors import InputError
 
 from ..stand_ins import TERMS, Backend, Client, comparable, killing, toy_config, weights_of, write_config
 
@@ -470,7 +470,7 @@ class TestEnding:
 
     def test_a_term_that_fails_ends_the_run_and_the_log_says_why(self, tmp_path: Path, backends: list[Backend]) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\nweight = 0.1\n'
-        with pytest.raises(TermError, match="as the test wants it"):
+        with pytest.raises(TermFailed, match="at step 5: failing: .*as the test wants it"):
             train(toy_config(tmp_path, terms), tmp_path / "run")
         run = Run(tmp_path / "run")
         assert [record["step"] for record in records(run, "step")] == [0, 1, 2, 3]

@@ -17,8 +17,8 @@ from .options import as_json, command_line, debug, folder_of, quiet, telling_wha
 from .report import told
 
 if TYPE_CHECKING:
-    from ...errors import TermError
     from ..config import Config
+    from ..train import TermFailed
 
 __all__ = ["command", "folder_for", "nothing_in"]
 
@@ -42,10 +42,9 @@ def command(
 
     Ctrl-C finishes the step and saves a checkpoint, from which --resume goes on.
     """
-    from ...errors import TermError
     from ..config import load, load_again
     from ..runs.run import Run
-    from ..train import Interrupted, train
+    from ..train import Interrupted, TermFailed, train
     from ..train.progress import chosen
 
     place = folder
@@ -65,7 +64,6 @@ def command(
             run = train(config, place, resume=resume, progress=progress)
         except BaseException as error:
             begun = Run(place).begun()
-            explained = _explained(error, config, Run(place).records()) if isinstance(error, TermError) else None
             if folder is None and not resume and not begun:
                 # Nobody asked for this folder, and there is nothing in it.
                 Run(place).discard()
@@ -76,8 +74,8 @@ def command(
                         _report(place)
                 again = command_line("train", None, (), "--run", str(place), "--resume")
                 raise Interrupted(place, error.step, f"{error}; go on with:\n{again}") from None
-            if explained is not None:
-                raise explained from error
+            if isinstance(error, TermFailed):
+                raise _with_hint(error, config) from error
             raise
     name, verdict = _report(run.folder)
     if as_json:
@@ -88,28 +86,12 @@ def command(
         click.echo(f"report: {run.report}")
 
 
-def _explained(error: "TermError", config: "Config", records: Any) -> RunError:
-    """A term that failed, with the step and how to go on: two lines."""
-    done, evaluated = 0, -1
-    for record in records:
-        if record["kind"] == "step":
-            done = record["step"] + 1
-        elif record["kind"] == "eval":
-            evaluated = record["step"]
-    train = config.train
-    due = config.data.eval_path is not None and (done in (0, train.steps) or done % train.eval_every == 0)
-    if due and evaluated != done:
-        where = f"in the evaluation after step {done}" if done else "in the evaluation before step 1"
-    else:
-        where = f"at step {done + 1}"
-    first, *others = str(error).splitlines()
-    skipping = 'on_error = "skip" in its [[term]] leaves it out where it fails, and ' if _is_term(error, config) else ""
-    return RunError(f"{where}: {first}{' …' if others else ''}\n{skipping}--debug shows the traceback")
-
-
-def _is_term(error: "TermError", config: "Config") -> bool:
-    """Whether a term of the config failed, and not the base loss."""
-    return error.term in [table.name for table in config.term]
+def _with_hint(error: "TermFailed", config: "Config") -> RunError:
+    """A term that failed, and what the user can do: two lines."""
+    # The base loss cannot be left out.
+    is_term = error.term in [table.name for table in config.term]
+    skipping = 'on_error = "skip" in its [[term]] leaves it out when it fails, and ' if is_term else ""
+    return RunError(f"{error}\n{skipping}--debug shows the traceback")
 
 
 def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Path:

@@ -6,13 +6,12 @@ from typing import Any, Final
 from pydantic import Field, PrivateAttr
 
 from ...pipeline import Pipeline, Term
-from ...pipeline.schedules import Schedule, constant
+from ...pipeline.schedules import Schedule, constant, from_config
 from ...training.losses import BY_NAME
 from ...training.references import Provider, client, initial, perturbed
 from ..problems import ConfigError
 from .objective import arguments, base_term
 from .reading import read
-from .schedules import made
 from .table import Table
 from .tables import (
     BackendTable,
@@ -76,7 +75,7 @@ class Config(Table):
 
     def pipeline(self) -> Pipeline:
         """The terms, without the base loss."""
-        return Pipeline.from_config([arguments(table) for table in self.term])
+        return Pipeline.from_config([arguments(table, self.train.steps) for table in self.term])
 
     @property
     def base(self) -> Term | dict[str, Any]:
@@ -85,23 +84,12 @@ class Config(Table):
             return {"fn": self.train.loss, "options": dict(self.train.loss_options)}
         return base_term(self.train.loss, self.train.loss_options)
 
-    def schedules(self) -> dict[str, Schedule]:
-        """The schedules of weights, by the names of their terms."""
-        terms = zip(self.pipeline().names, self.term, strict=True)
-        return {
-            name: made(table.schedule, table.weight, self.train.steps)
-            for name, table in terms
-            if table.schedule is not None
-        }
-
     def learning_rate(self) -> Schedule:
         """The learning rate as a function of the step."""
         train = self.train
-        return (
-            constant(train.learning_rate)
-            if train.schedule is None
-            else made(train.schedule, train.learning_rate, train.steps)
-        )
+        if train.schedule is None:
+            return constant(train.learning_rate)
+        return from_config(train.schedule.model_dump(), train.learning_rate, steps=train.steps)
 
     def providers(self, teacher: Callable[[ClientTable], Any]) -> dict[str, Provider]:
         """What makes each reference; `teacher` makes the client of another model."""

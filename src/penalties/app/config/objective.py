@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import InputError, MissingLibraryError, OptionError, PenaltiesError, said
-from ...pipeline import Term
+from ...errors import InputError, MissingLibraryError, OptionError, PenaltiesError, did_you_mean, said
+from ...pipeline import Term, schedules
 from ...pipeline.catalogue import BUILT_IN, find
 from ...pipeline.config import pipeline_of
 from ...pipeline.output import BASE
@@ -43,9 +43,11 @@ LOSSES: Final = ("cross_entropy", "dpo")
 """The base losses that lines of prompt and completion, or of pairs, are enough for."""
 
 
-def arguments(table: "TermTable") -> dict[str, Any]:
-    """The arguments of a term, as `Pipeline.from_config` takes them."""
+def arguments(table: "TermTable", steps: int) -> dict[str, Any]:
+    """The arguments of a term in a run of that many steps, as `Pipeline.from_config` takes them."""
     entry = table.model_dump(exclude={"schedule"})
+    if table.schedule is not None:
+        entry["weight"] = schedules.from_config(table.schedule.model_dump(), table.weight, steps=steps)
     return {key: value for key, value in entry.items() if key != "name" or value is not None}
 
 
@@ -124,7 +126,7 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
         where = f"term.{label_of(raw, index)}"
         if table.fn == UNKNOWN:
             continue
-        term, problems = _built(where, table)
+        term, problems = _built(where, table, config.train.steps)
         yield from problems
         if term is None:
             continue
@@ -138,13 +140,13 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
 _ANY: Final = Term("l1", inputs="logprobs")
 
 
-def _built(where: str, table: "TermTable") -> tuple[Term | None, list[Problem]]:
+def _built(where: str, table: "TermTable", steps: int) -> tuple[Term | None, list[Problem]]:
     """The term without what is wrong about its options, and that; no term where there is none without it."""
     problems: list[Problem] = []
     try:
         function = _found(table.fn)
     except OptionError as error:
-        return None, [Problem(f"{where}.fn", _of_option(error) + _similar(table.fn, str(error)))]
+        return None, [Problem(f"{where}.fn", _of_option(error) + _similar(table.fn))]
     right: dict[str, Any] = {}
     for option, value in table.options.items():
         message = wrong_value(function, option, value) or _refused(function, option, value)
@@ -153,7 +155,7 @@ def _built(where: str, table: "TermTable") -> tuple[Term | None, list[Problem]]:
         else:
             problems.append(Problem(f"{where}.options.{option}", message))
     try:
-        return pipeline_of([arguments(table.model_copy(update={"options": right}))])[0][0], problems
+        return pipeline_of([arguments(table.model_copy(update={"options": right}), steps)])[0][0], problems
     except OptionError as error:
         place = f"{where}.options.{error.option}" if error.option in right else f"{where}.{error.option}"
         return None, [*problems, Problem(place, _of_option(error))]
@@ -179,10 +181,10 @@ def _found(path: str) -> Any:
         raise OptionError("Term", "fn", path, expected) from error
 
 
-def _similar(name: str, message: str) -> str:
-    """Penalties that are called something like this, where none is spelled nearly so."""
+def _similar(name: str) -> str:
+    """Penalties whose names contain this one, or are contained in it, unless one is spelled almost the same."""
     near = [one for one in BUILT_IN if name.lower() in one or one in name.lower()]
-    return f"; did you mean {joined(near)}?" if near and ":" not in name and "did you mean" not in message else ""
+    return "" if ":" in name or not near or did_you_mean(name, BUILT_IN) else f"; did you mean {joined(near)}?"
 
 
 def _reads(where: str, term: Term, config: "Config", references: Sequence[str], *, base: bool) -> Iterator[Problem]:
@@ -193,14 +195,19 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
         objective = objective_of(term if base else None, [] if base else [term], given, None, rows=False, local=local)
         Batch([], [], (), [], None).check(objective)
     except (InputError, OptionError) as error:
-        message = str(error).removeprefix(f"{term.name}: ")
         known = [*references, *INPUTS, *(LOCAL_INPUTS if local else ())]
-        unknown = [name for name in term.inputs.values() if f'no input is named "{name}"' in message]
-        if unknown:
-            name = unknown[0]
-            hint = nearest(name, known) or "; a reference is named under [references]"
-            message = f'found "{name}"{hint} (there are {", ".join(known)})'
-        yield Problem(where, message)
+        unknown = [name for name in term.inputs.values() if not _is_input(name, references)]
+        if not unknown:
+            yield Problem(where, str(error))
+            return
+        hint = nearest(unknown[0], known) or "; references are named under [references]"
+        yield Problem(where, f'found "{unknown[0]}"{hint} (the inputs are {", ".join(known)})')
+
+
+def _is_input(name: str, references: Sequence[str]) -> bool:
+    """Whether a model, here or on a server, or a reference has an input of this name."""
+    plain = name.removeprefix("flat_")
+    return name in INPUTS or plain in references or plain.partition(".")[0] in ("params", "logits", "hidden")
 
 
 def _of_option(error: OptionError) -> str:

@@ -1,18 +1,16 @@
-"""Schedules in a config: the table of each kind, and the schedule that it makes.
+"""Schedules in a config: the table of each kind, as `schedules.from_config` reads it.
 
 A value that is left out is the weight of the term, or the learning rate, that the schedule belongs to; steps that are
 left out are those of the run.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from ...pipeline import schedules
 from .table import Table
 
-__all__ = ["ScheduleTable", "made"]
+__all__ = ["ScheduleTable"]
 
 _Value: TypeAlias = Annotated[float, Field(ge=0)]
 
@@ -111,35 +109,3 @@ ScheduleTable: TypeAlias = Annotated[
 
 for _table in (Product, Part, Chain):
     _table.model_rebuild()
-
-
-def made(table: ScheduleTable, weight: float, steps: int) -> schedules.Schedule:
-    """The schedule that a table describes, for this weight and a run of that many steps.
-
-    >>> made(Warmup(kind="warmup", steps=10), weight=0.5, steps=100)
-    warmup(value=0.5, steps=10)
-    """
-    return _MAKERS[type(table)](table, weight, steps)
-
-
-def _or(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
-
-
-_MAKERS: dict[type[Table], Callable[[Any, float, int], schedules.Schedule]] = {
-    Constant: lambda table, weight, steps: schedules.constant(_or(table.value, weight)),
-    Linear: lambda table, weight, steps: schedules.linear(table.start, _or(table.end, weight), _or(table.steps, steps)),
-    Warmup: lambda table, weight, steps: schedules.warmup(_or(table.value, weight), table.steps),
-    Cosine: lambda table, weight, steps: schedules.cosine(_or(table.start, weight), table.end, _or(table.steps, steps)),
-    Exponential: lambda table, weight, steps: schedules.exponential(_or(table.value, weight), table.rate),
-    Piecewise: lambda table, weight, steps: schedules.piecewise(
-        {int(step): value for step, value in table.values.items()}
-    ),
-    Product: lambda table, weight, steps: schedules.product(
-        *[made(factor, 1.0 if place else weight, steps) for place, factor in enumerate(table.schedules)]
-    ),
-    Chain: lambda table, weight, steps: schedules.chain(
-        *[(made(part.schedule, weight, part.steps), part.steps) for part in table.parts],
-        made(table.last, weight, steps),
-    ),
-}

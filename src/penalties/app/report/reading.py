@@ -165,7 +165,7 @@ class _Taken:
             pull=_times(grad_norm, Series(weight.steps, np.abs(weight.values))),
             duration=self.series("duration", name),
             failures=[
-                Failure(int(self.steps[place]), _reason(name, message))
+                Failure(int(self.steps[place]), message)
                 for place, message in sorted(self.columns.errors.get(name, ()))
                 if self.counts[place]
             ],
@@ -210,11 +210,6 @@ def _matrices(read: Sequence[Any], size: int) -> Floats:
     if len(read) == 1:
         return np.full((1, size, size), np.nan)
     return np.concatenate([_matrices([one], size) for one in read])
-
-
-def _reason(name: str, message: str) -> str:
-    """What went wrong, without what the place says already."""
-    return message.removeprefix("TermError: ").replace(f"{name}: ", "", 1)
 
 
 def _times(series: Series, weight: Series) -> Series:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...errors import said
+from ...errors import PenaltiesError, TermError, said
 from ...execution.executor import Executor
 from ...pipeline import Pipeline
 from ...pipeline.output import LossOutput
 from ...pipeline.schedules import Schedule
-from ...pipeline.schedules import weights as weights_at
 from ...pipeline.term import Term
 from ...training.custom_loss import forward_backward_custom
 from ..runs import checkpoints
@@ -41,7 +40,7 @@ from .sinks import Sinks
 if TYPE_CHECKING:
     from ..config import Config
 
-__all__ = ["Interrupted", "Training", "steps_done"]
+__all__ = ["Interrupted", "TermFailed", "Training", "steps_done"]
 
 _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
@@ -54,6 +53,22 @@ class Interrupted(RunError):
         super().__init__(message)
         self.folder = folder
         self.step = step
+
+
+class TermFailed(PenaltiesError):
+    """A term, or the base loss, failed and ended the run; the cause is chained."""
+
+    def __init__(self, error: TermError, step: int, *, evaluating: bool) -> None:
+        """Keep the name of the term, and how many steps were finished."""
+        self.term: str = error.term
+        self.step: int = step
+        self.evaluating: bool = evaluating
+        if not evaluating:
+            where = f"at step {step + 1}"
+        else:
+            where = f"in the evaluation after step {step}" if step else "in the evaluation before step 1"
+        first, *others = str(error).splitlines()
+        super().__init__(f"{where}: {first}{' …' if others else ''}")
 
 
 class Training:
@@ -85,7 +100,6 @@ class Training:
         self.base: Term | dict[str, Any] = config.base
         self.pipeline: Pipeline = config.pipeline()
         self.watched: Pipeline = every_term(self.pipeline)
-        self.schedules: dict[str, Schedule] = config.schedules()
         self.learning_rate: Schedule = config.learning_rate()
         self.findings: Findings = Findings()
         self.done: int = 0
@@ -93,6 +107,7 @@ class Training:
         self.saved: int = 0
         """Steps of the last checkpoint."""
         self.state: dict[str, Any] = {}
+        self.evaluating: bool = False
 
     def begin(self, checkpoint: Checkpoint | None, *, resumed: bool) -> None:
         """Stand where a checkpoint was made; the model is loaded already.
@@ -159,7 +174,6 @@ class Training:
             regularizers=self.pipeline,
             references=self.references.providers,
             track_grad_norms=self.backend.gradients if measured else False,
-            weights=weights_at(self.schedules, step),
             executor=self.executor,
             step=step,
             state=self.state,
@@ -192,6 +206,7 @@ class Training:
     def evaluate(self) -> None:
         """The objective on held-out data, in the log."""
         self.progress.say("evaluating")
+        self.evaluating = True
         _seed(self.config.train.seed, self.done)
         tokens = 0
 
@@ -208,7 +223,6 @@ class Training:
                 self.base,
                 self.watched,
                 self.references,
-                weights=weights_at(self.schedules, self.done),
                 executor=self.executor,
                 step=self.done,
                 state=self.state,
@@ -217,6 +231,7 @@ class Training:
         if output is not None:
             self._write({"kind": "eval", "step": self.done, "time": now(), "tokens": tokens, **_described(output)})
             self.sinks.evaluated(output, self.done)
+        self.evaluating = False
 
     def checkpoint(self) -> None:
         """Save everything that going on needs."""
@@ -266,8 +281,13 @@ def _described(plain: LossOutput) -> dict[str, Any]:
     return {
         "loss": plain.to_dict(),
         "durations": {term.name: term.duration for term in plain.all if term.duration is not None},
-        "errors": {term.name: said(term.error) for term in plain.all if term.error is not None},
+        "errors": {term.name: _reason(term.error) for term in plain.all if term.error is not None},
     }
+
+
+def _reason(error: BaseException) -> str:
+    """Why a term failed; its name is beside it."""
+    return error.message if isinstance(error, TermError) else said(error)
 
 
 def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:

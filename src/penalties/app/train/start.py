@@ -5,7 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import said
+from ...errors import TermError, said
 from ...execution.executor import Executor
 from ..privacy import hide
 from ..runs import checkpoints
@@ -15,7 +15,7 @@ from ..runs.disk import RunError
 from ..runs.references import References
 from ..runs.run import Run
 from .clients import connect
-from .loop import Interrupted, Training, steps_done
+from .loop import Interrupted, TermFailed, Training, steps_done
 from .progress import SILENT, Progress
 from .sinks import attached
 
@@ -125,6 +125,8 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             raise Interrupted(run.folder, saved, f"stopped at once after {steps_done(done)}, and {last}") from None
         except Exception as error:
             _leave_word(run, before if training is None else training.done, "failed", hide(said(error)))
+            if training is not None and isinstance(error, TermError):
+                raise TermFailed(error, training.done, evaluating=training.evaluating) from error
             raise
 
 
