@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 import yaml
+from docs._plots import matrix
 
 import penalties
 from penalties import functional
+from penalties.backends import double_precision
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,7 +48,7 @@ def run(page: str, text: str) -> None:
         program = compile("\n" * line + code, page, "exec")
         output = io.StringIO()
         # The other tests turn 64 bits on in JAX; a reader has not.
-        with contextlib.redirect_stdout(output), jax.enable_x64(False):
+        with contextlib.redirect_stdout(output), double_precision(False):
             exec(program, namespace)
         assert output.getvalue() == printed, f"{page}:{line}"
 
@@ -181,6 +182,12 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
+@pytest.mark.slow
+def test_what_works_where_is_what_was_tried():
+    assert matrix.table() in matrix.PAGE.read_text(), "python -m docs._plots.matrix writes the table again"
+
+
+@pytest.mark.slow
 def test_site_builds_without_warnings(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

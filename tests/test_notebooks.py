@@ -1,15 +1,17 @@
 """The notebooks run, and their pages are what they print."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 import torch
 from docs._plots import notebooks
+
+from penalties.backends import double_precision
 
 ROOT = Path(__file__).parents[1]
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -27,12 +29,12 @@ def written(tmp_path: Path, text: str) -> str:
 def test_page_is_what_the_notebook_prints(source: Path, tmp_path: Path):
     before = torch.random.get_rng_state()
     # The other tests turn 64 bits on in JAX; a reader has not.
-    with jax.enable_x64(False):
+    with double_precision(False):
         notebooks.render(source, tmp_path)
     torch.random.set_rng_state(before)
-    page = f"{source.stem}.md"
-    again = "python -m docs._plots.notebooks " + source.stem
-    assert (tmp_path / page).read_text() == (notebooks.FOLDER / page).read_text(), f"{page}: write it again by {again}"
+    again = f"python -m docs._plots.notebooks {source.stem} writes it again"
+    for name in (f"{source.stem}.md", f"{source.stem}.ipynb"):
+        assert (tmp_path / name).read_text() == (notebooks.FOLDER / name).read_text(), f"{name} is out of date: {again}"
 
     drawn = {path.name for path in tmp_path.glob("*.svg")}
     assert drawn == {path.name for path in notebooks.FOLDER.glob(f"{source.stem}-*.svg")}
@@ -53,8 +55,21 @@ def test_notebook_is_short_and_listed(source: Path):
 
 
 def test_every_page_has_its_notebook():
-    pages = {path.stem for path in notebooks.FOLDER.glob("*.md")}
-    assert pages == {"index", *(source.stem for source in notebooks.SOURCES)}
+    names = {source.stem for source in notebooks.SOURCES}
+    assert {path.stem for path in notebooks.FOLDER.glob("*.md")} == {"index", *names}
+    assert {path.stem for path in notebooks.FOLDER.glob("*.ipynb")} == names
+
+
+def test_jupyter_gets_the_same_cells_and_their_output(tmp_path: Path):
+    written(tmp_path, "# %% [markdown]\n# # Title\n\n# %%\nx = 2\n\n# %%\nprint(x)\nprint(3)\n")
+    notebook = json.loads((tmp_path / "small.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    text, assigned, printed = notebook["cells"]
+    assert (text["cell_type"], text["source"]) == ("markdown", ["# Title"])
+    assert (assigned["execution_count"], assigned["outputs"]) == (1, [])
+    assert printed["source"] == ["print(x)\n", "print(3)"]
+    assert printed["outputs"] == [{"name": "stdout", "output_type": "stream", "text": ["2\n", "3\n"]}]
+    assert len({cell["id"] for cell in notebook["cells"]}) == 3
 
 
 def test_words_code_and_what_was_printed_become_a_page(tmp_path: Path):

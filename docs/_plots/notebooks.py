@@ -1,14 +1,15 @@
-"""Runs the notebooks and writes their pages: `python -m docs._plots.notebooks` renders all, or those it is given.
+"""Runs the notebooks and writes their pages: `python -m docs._plots.notebooks` renders all, or the named ones.
 
-A notebook is a plain program in the percent format of jupytext, `docs/notebooks/<name>.py`: `# %%` begins a cell of
-code, `# %% [markdown]` one of words. Jupyter opens it, `python` runs it, and here its cells run in one namespace, in
-order. The page, `<name>.md`, has words, code and what the code printed. A line `![title](plot:curves)` in the words
-becomes a drawing of the variable `curves`, a dict from names to numbers, as they are when the page comes to it;
-`plot:curves:place` says "place" below it, and not "step".
+The source of a notebook is a plain program in the percent format of jupytext, `docs/notebooks/<name>.py`: `# %%` begins
+a cell of code, `# %% [markdown]` one of text. `python` runs it, and here its cells run in one namespace, in order. Two
+files come of it: a page for this site, `<name>.md`, and a notebook for Jupyter, `<name>.ipynb`, both with the text, the
+code and what the code printed. A line `![title](plot:curves)` in the text becomes a drawing of the variable `curves`, a
+dict from names to numbers, as it is at that point; `plot:curves:epoch` labels its axis "epoch" instead of "step".
 """
 
 import contextlib
 import io
+import json
 import math
 import re
 import sys
@@ -29,7 +30,7 @@ PALETTE = (COLORS["confidence"], COLORS["sparsity"], COLORS["overlap"], COLORS["
 
 @dataclass(frozen=True)
 class Cell:
-    """Words or code, and the line of the file that it begins at, from 0."""
+    """Text or code, and the line of the file that it begins at, from 0."""
 
     kind: str
     text: str
@@ -37,7 +38,7 @@ class Cell:
 
 
 def cells(text: str) -> Iterator[Cell]:
-    """The cells of a notebook; words without the `#` before each line."""
+    """The cells of a notebook; text without the `#` before each line."""
     marks = list(CELL.finditer(text))
     if not marks or text[: marks[0].start()].strip():
         raise ValueError("a notebook begins with a line # %% or # %% [markdown]")
@@ -49,27 +50,72 @@ def cells(text: str) -> Iterator[Cell]:
         yield Cell(kind, body, text.count("\n", 0, mark.end()))
 
 
+@dataclass(frozen=True)
+class Ran:
+    """A cell that was run: its text, with drawings in place, and what it printed."""
+
+    kind: str
+    text: str
+    printed: str = ""
+
+
 def render(source: Path, folder: Path) -> None:
-    """Run a notebook and write its page, and its drawings beside it, to a folder."""
+    """Run a notebook, and write its page, its drawings and the notebook for Jupyter to a folder."""
+    ran = list(_run(source, folder))
+    (folder / f"{source.stem}.md").write_text(_page(source, ran))
+    (folder / f"{source.stem}.ipynb").write_text(_for_jupyter(source, ran))
+
+
+def _run(source: Path, folder: Path) -> Iterator[Ran]:
     namespace: dict[str, Any] = {"__name__": "__notebook__"}
-    parts: list[str] = []
     for cell in cells(source.read_text()):
         if cell.kind == "markdown":
-            parts.append(PLOT.sub(lambda found: _drawn(found, namespace, source.stem, folder), cell.text))
+            text = PLOT.sub(lambda found: _drawn(found, namespace, source.stem, folder), cell.text)
+            yield Ran("markdown", text)
             continue
         # Empty lines in front: a traceback then shows the line of the file.
         program = compile("\n" * cell.line + cell.text, str(source), "exec")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(program, namespace)
-        parts.append(f"```python\n{cell.text}\n```")
-        if printed.getvalue():
-            parts.append(f"```text\n{printed.getvalue().rstrip()}\n```")
+        yield Ran("code", cell.text, printed.getvalue())
+
+
+def _page(source: Path, ran: Sequence[Ran]) -> str:
+    parts: list[str] = []
+    for cell in ran:
+        parts.append(cell.text if cell.kind == "markdown" else f"```python\n{cell.text}\n```")
+        if cell.printed:
+            parts.append(f"```text\n{cell.printed.rstrip()}\n```")
     title, *rest = parts
     heading, _, lead = title.partition("\n")
-    about = f"*A notebook: [`{source.name}`]({source.name}) is its source, for Jupyter (by jupytext) and for `python`.*"
-    text = "\n\n".join([heading, about, *([lead.strip()] if lead.strip() else []), *rest])
-    (folder / f"{source.stem}.md").write_text(text + "\n")
+    name = source.stem
+    about = f"*Download it for Jupyter: [`{name}.ipynb`]({name}.ipynb), or as a program: [`{name}.py`]({name}.py).*"
+    return "\n\n".join([heading, about, *([lead.strip()] if lead.strip() else []), *rest]) + "\n"
+
+
+def _for_jupyter(source: Path, ran: Sequence[Ran]) -> str:
+    """The notebook in version 4.5 of Jupyter's format, as Jupyter itself writes it."""
+    written: list[dict[str, Any]] = []
+    executed = 0
+    for number, cell in enumerate(ran):
+        common = {"cell_type": cell.kind, "id": f"{source.stem}-{number}", "metadata": {}}
+        lines = cell.text.splitlines(keepends=True)
+        if cell.kind == "markdown":
+            written.append({**common, "source": lines})
+            continue
+        executed += 1
+        printed = cell.printed.splitlines(keepends=True)
+        outputs = [{"name": "stdout", "output_type": "stream", "text": printed}] if printed else []
+        written.append({**common, "execution_count": executed, "outputs": outputs, "source": lines})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook = {
+        "cells": written,
+        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def _drawn(found: re.Match[str], namespace: Mapping[str, Any], stem: str, folder: Path) -> str:
@@ -88,11 +134,11 @@ def draw(title: str, curves: Mapping[str, Sequence[float]], axis: str) -> Figure
     panel = Panel(figure, 70, 50, 660, 190, steps)
     gap = 10 ** math.floor(math.log10(steps))
     gap = next(width for width in (gap / 5, gap / 2, gap, 2 * gap) if width >= 1 and steps / width <= 10)
-    across = [round(gap * place) for place in range(math.floor(steps / gap) + 1)]
+    across = [round(gap * index) for index in range(math.floor(steps / gap) + 1)]
     panel.axes("", across, {(tick - low) / (high - low): f"{tick:g}" for tick in ticks})
     figure.text(panel.left + panel.width / 2, 282, axis)
-    for place, ((name, numbers), color) in enumerate(zip(curves.items(), PALETTE, strict=False)):
-        figure.swatch(panel.left + 170 * place, 22, color, name)
+    for index, ((name, numbers), color) in enumerate(zip(curves.items(), PALETTE, strict=False)):
+        figure.swatch(panel.left + 170 * index, 22, color, name)
         points = [panel.at(step, (number - low) / (high - low)) for step, number in enumerate(numbers)]
         figure.path(points, stroke=color)
     return figure
@@ -106,7 +152,7 @@ def _ticks(numbers: Sequence[float]) -> list[float]:
     gap = next(width * power for width in (1, 2, 5, 10) if width * power >= rough)
     first = math.floor(low / gap)
     last = max(math.ceil(high / gap), first + 1)
-    return [round(gap * place, 10) for place in range(first, last + 1)]
+    return [round(gap * index, 10) for index in range(first, last + 1)]
 
 
 def main(names: Sequence[str]) -> None:

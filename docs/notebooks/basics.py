@@ -24,7 +24,7 @@ print(value.item(), w.grad.tolist())
 # ## A term has a name and a weight
 #
 # The pipeline asks each term which inputs it reads, and hands them over by name. `base` is the loss that was there
-# before: a term of weight 1 that counts apart.
+# before: a term of weight 1 that is reported separately.
 
 # %%
 objective = pn.Pipeline(
@@ -71,7 +71,7 @@ print({name: round(number, 3) for name, number in out.metrics().items()})
 # %% [markdown]
 # ## Training
 #
-# The same loop twice. Edits give a new pipeline, so `without` is the objective with nothing but its base.
+# The same loop twice. Edits return a new pipeline, so `without` is the objective with nothing but its base.
 
 
 # %%

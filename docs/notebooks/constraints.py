@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Constraints
 #
-# `orthogonality` says how the rows of a matrix shall lie to each other, `consistency` that two predictions shall
-# agree. Each is tried here where one can tell whether it was kept, and what it cost.
+# `orthogonality` says how the rows of a matrix should lie to each other, `consistency` that two predictions should
+# agree. Each is tried on a problem where it is easy to tell whether the constraint was kept, and what it cost.
 
 # %%
 import math

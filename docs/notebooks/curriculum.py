@@ -80,7 +80,7 @@ curves = {name: train(plan)[0] for name, plan in plans.items()}
 # %% [markdown]
 # ![Mean reward over 300 steps: without a bonus, with a constant one, and with one that falls](plot:curves)
 #
-# At first the falling weight earns less than no bonus at all. Who stops there throws the best plan away:
+# At first the falling weight earns less than no bonus at all. Stop there, and you throw the best plan away:
 
 # %%
 ahead = max(step for step in range(STEPS) if curves["cosine to 0"][step] < curves["no bonus"][step]) + 1
@@ -105,7 +105,7 @@ for name, plan in shapes.items():
     print(f"{name:<18} reward {earned[-1]:.3f}")
 
 # %% [markdown]
-# All that keep the weight up long enough get there. The last is gone after some 20 steps, before the habit is.
+# All that keep the weight up long enough get there. The last is gone after about 20 steps, before the habit is.
 #
 # ## The other direction
 #

@@ -2,7 +2,7 @@
 # # Custom-loss training: a run that breaks
 #
 # A language model is trained on a custom loss, and the curve of the total looks wonderful while the model gets worse.
-# The gradient norms say what is wrong; two changes mend it.
+# The gradient norms say what is wrong; two changes fix it.
 
 # %%
 import penalties as pn
@@ -20,7 +20,7 @@ WORDS = ("glass", "garden", "round", "grass", "early", "castle", "tea", "stone",
 
 def pig_latin(word):
     """The consonants in front go to the end, and "ay" follows."""
-    first = next(place for place, letter in enumerate(word) if letter in "aeiou")
+    first = next(index for index, letter in enumerate(word) if letter in "aeiou")
     return word[first:] + word[:first] + "ay"
 
 
@@ -28,7 +28,7 @@ ANSWERS = sum(len(pig_latin(word)) for word in WORDS)
 
 
 def datum(word, encode):
-    """What the model reads, what it should say at each place, and how much that counts."""
+    """What the model reads, what it should say at each position, and how much that counts."""
     prompt, answer = encode(f"{word} = "), encode(pig_latin(word))
     tokens = prompt + answer
     weights = [0.0] * (len(prompt) - 1) + [1.0 / ANSWERS] * len(answer)
@@ -36,7 +36,7 @@ def datum(word, encode):
 
 
 # %% [markdown]
-# The model shall not go further from its start than it must. A KL against `references.initial()`, the model before
+# The model should stay close to where it started. A KL against `references.initial()`, the model before
 # training, is to hold it.
 
 
@@ -122,7 +122,7 @@ print(f"{kl:.3f} - {base:.3f} = {total:.3f}, cosine {(total**2 - base**2 - kl**2
 # So the term is minus the base, five times. The gradient of `k1` is 1 at every token: on text that the model did not
 # sample, minimising it makes that text less likely, [and nothing else](../estimators.md#what-the-gradient-trains).
 #
-# ## The weight alone does not mend it
+# ## The weight alone does not fix it
 #
 # A hundredth of it, and the model learns. But the term only takes 5 % off the base's gradient, near the start and far
 # from it, and holds nothing:
@@ -146,10 +146,10 @@ read(held[40])
 print(f"base {held[40].base.value:.2f}, gradient of the total {held[40].total_grad_norm:.2f}")
 
 # %% [markdown]
-# The KL is 2 % of the loss, and who looks at the loss lets it be. It is half of the gradient, and what is left of both
+# The KL is 2 % of the loss, and nothing in the loss looks wrong. It is half of the gradient, and what is left of both
 # together is a fifth of either: they cancel.
 #
-# ## Mended
+# ## Fixed
 #
 # They cancel where a token has moved by 1 / weight nats: there the gradient of `k2`, weight times the distance, is that
 # of the base, 1. At 5 that is 0.2 nats, and the base has fallen from 6.04 by just that. At 0.05 it is 20 nats, further
@@ -170,12 +170,12 @@ base_loss = {
 }
 
 # %% [markdown]
-# ![The base loss over 40 steps: broken, held too tightly, and mended](plot:base_loss)
+# ![The base loss over 40 steps: broken, held too tightly, and fixed](plot:base_loss)
 #
 # At 0.2 the model learns and the term holds: near the end the two gradients are almost as long. At 0.5 they met early,
 # and the model has stopped at the 2 nats that it was granted. At 0.05 the term is in the table and not in the model.
 #
-# What to take along: look at the base, not at the total. A distance has no gradient where there is no distance. Terms
+# What to remember: look at the base, not at the total. A distance has no gradient where there is no distance. Terms
 # whose lengths subtract are fighting, and where the lengths are equal too, training has stopped.
 # `track_grad_norms=True` is all it took to see.
 #

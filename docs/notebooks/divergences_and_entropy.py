@@ -14,16 +14,16 @@ import penalties as pn
 # %% [markdown]
 # ## Two ways round
 #
-# The target has two peaks over 60 places. The student has one peak, of which it can choose the place and the width:
+# The target has two peaks over 60 positions. The student has one peak, whose position and width it can choose:
 # it cannot be right everywhere, and has to choose what to miss.
 
 # %%
-place = torch.arange(60.0)
+position = torch.arange(60.0)
 
 
 def peak(middle, width):
     """Log-probabilities of one peak."""
-    return (-0.5 * ((place - middle) / width) ** 2).log_softmax(-1)
+    return (-0.5 * ((position - middle) / width) ** 2).log_softmax(-1)
 
 
 target = (0.65 * peak(20.0, 2.0).exp() + 0.35 * peak(36.0, 2.0).exp()).log()
@@ -43,11 +43,11 @@ def fit(loss):
 covering = fit(lambda student: pn.kl_divergence(target, student))
 seeking = fit(lambda student: pn.kl_divergence(student, target))
 for name, (middle, width) in {"KL(target ‖ student)": covering, "KL(student ‖ target)": seeking}.items():
-    print(f"{name}  place {middle:4.1f}, width {width:.1f}")
+    print(f"{name}  position {middle:4.1f}, width {width:.1f}")
 
-mean = (target.exp() * place).sum()
-spread = (target.exp() * (place - mean) ** 2).sum().sqrt()
-print(f"target                place {mean:4.1f}, width {spread:.1f}")
+mean = (target.exp() * position).sum()
+spread = (target.exp() * (position - mean) ** 2).sum().sqrt()
+print(f"target                position {mean:4.1f}, width {spread:.1f}")
 
 # %%
 peaks = {
@@ -60,9 +60,9 @@ peaks = {
 # The first is large where the student misses what the target does, so the student covers both peaks. It has the mean
 # and the width of the whole target, and is highest between the peaks, where the target has nothing. The second is
 # large where the student does what the target does not, so it settles on one peak and leaves the other. Distillation
-# into a small model that shall write well wants the second.
+# into a small model that should write well wants the second.
 #
-# ![Probability over 60 places: the target and the two students](plot:peaks:place)
+# ![Probability over 60 positions: the target and the two students](plot:peaks:position)
 
 # %% [markdown]
 # ## Where one side is zero
@@ -122,7 +122,7 @@ for weight in (0.1, 1.0):
 # %% [markdown]
 # ## Padding
 #
-# A batch of sequences has places that mean nothing. A mask leaves them out of the mean, whatever stands there:
+# A batch of sequences has padding. A mask leaves it out of the mean, whatever numbers are there:
 
 # %%
 logits = torch.zeros(2, 3, 8)

@@ -106,7 +106,7 @@ of_the_gradient = {
 # %% [markdown]
 # ## Length is not everything
 #
-# Two long gradients that point elsewhere do not meet. The cosines say who fights whom:
+# Two long gradients that point elsewhere do not meet. The cosines say which terms fight:
 
 # %%
 names = seen[200].names
