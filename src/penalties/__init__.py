@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import telemetry, testing, training
     from .errors import (
         BackendError,
+        CheckError,
         GradientError,
         InputError,
         MissingLibraryError,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         Regularizer,
         Term,
         TermOutput,
+        debug,
         explain,
         gradients,
         load_state,
@@ -69,6 +71,7 @@ __version__ = "0.1.0"
 _HOMES = {
     ".errors": (
         "BackendError",
+        "CheckError",
         "GradientError",
         "InputError",
         "MissingLibraryError",
@@ -114,6 +117,7 @@ _HOMES = {
         "Regularizer",
         "Term",
         "TermOutput",
+        "debug",
         "explain",
         "gradients",
         "load_state",
@@ -129,6 +133,7 @@ _HOMES = {
 __all__ = [
     "EMA",
     "BackendError",
+    "CheckError",
     "Evaluation",
     "Executor",
     "Explanation",
@@ -151,6 +156,7 @@ __all__ = [
     "WorkerLostError",
     "__version__",
     "consistency",
+    "debug",
     "elastic_net",
     "entropy",
     "entropy_estimate",

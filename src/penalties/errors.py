@@ -1,12 +1,14 @@
 """The errors this library raises; every one derives from `PenaltiesError`."""
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 __all__ = [
     "FIRST_ORDER",
     "BackendError",
+    "CheckError",
     "GradientError",
     "InputError",
     "MissingLibraryError",
@@ -222,9 +224,36 @@ class NonFiniteError(PenaltiesError, ValueError):
         """What the other terms gave, as of a `TermError`."""
         super().__init__(message)
 
+    @classmethod
+    def of(cls, number: float, message: str) -> "NonFiniteError":
+        """The error for a number that is NaN or infinite."""
+        return cls("nan" if math.isnan(number) else "inf", message)
+
     def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str]]:
         """Pickle by the parts, so that the error survives a trip between processes."""
         return type(self), (self.kind, str(self))
+
+
+class CheckError(PenaltiesError, ValueError):
+    """A call was given something that trains something else than was probably meant; `findings` has a line for each.
+
+    `with pn.debug():` and `out.check()` raise it.
+
+    >>> import penalties as pn
+    >>> error = pn.CheckError(['no term reads the input "mask"', 'the input "x" contains NaN'])
+    >>> print(error)
+    no term reads the input "mask"
+    the input "x" contains NaN
+    """
+
+    def __init__(self, findings: Sequence[str]) -> None:
+        """Keep the lines, and say them all."""
+        self.findings = list(findings)
+        super().__init__("\n".join(self.findings))
+
+    def __reduce__(self) -> tuple[type["CheckError"], tuple[list[str]]]:
+        """Pickle by the findings."""
+        return type(self), (self.findings,)
 
 
 def said(error: BaseException) -> str:

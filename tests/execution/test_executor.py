@@ -24,7 +24,6 @@ import penalties as pn
 from penalties import schedules, telemetry
 from penalties.execution.executor import _close_all
 from penalties.execution.pools import asynchronous
-from penalties.execution.run import Run
 
 PLACES = ("thread", "process", "async")
 WHERE = contextvars.ContextVar("where", default="nowhere")
@@ -220,12 +219,6 @@ class TestAsync:
 
         asyncio.run(main())
 
-    def test_nothing_starts_once_it_was_cancelled(self, executor: pn.Executor) -> None:
-        run = Run(executor)
-        run.cancel()
-        with pytest.raises(pn.TermError, match="l1: was cancelled"):
-            executor._run(run, pn.Pipeline([pn.Term("l1", runs="thread")]), np.ones(2), None, None, None, None, False)
-
     def test_sequential_in_a_loop_raises_what_the_term_raises(self) -> None:
         async def broken(x: Any) -> Any:
             raise ValueError("no luck")
@@ -330,30 +323,30 @@ def test_a_coroutine_whose_turn_never_came_is_closed() -> None:
     asynchronous._close_unstarted(Future())
 
 
-class TestCancelled:
-    def test_nothing_more_starts(self, executor: pn.Executor) -> None:
-        run = Run(executor)
-        ran: list[str] = []
+def test_a_cancelled_run_evaluates_no_further_term(executor: pn.Executor) -> None:
+    running, go_on = threading.Event(), threading.Event()
+    ran: list[str] = []
 
-        def first(x: Any) -> Any:
-            run.cancel()
-            return x.sum()
+    def first(x: Any) -> Any:
+        running.set()
+        assert go_on.wait(30)
+        return x.sum()
 
-        def second(x: Any) -> Any:
-            ran.append("second")
-            return x.sum()
+    def second(x: Any) -> Any:
+        ran.append("second")
+        return x.sum()
 
-        x = {"x": torch.ones(2, requires_grad=True)}
-        with pytest.raises(pn.TermError, match="second: was cancelled"):
-            executor._run(run, pn.Pipeline([first, second]), x, "x", None, None, None, False)
-        with pytest.raises(pn.TermError, match="first: was cancelled"):
-            executor._run(run, pn.Pipeline([first, second]), x, None, None, None, None, False)
-        assert ran == []
-        late: Future[Any] = Future()
-        late.set_result(torch.ones(1))
-        away = pn.Pipeline([pn.Term(second, runs="thread"), pn.Term("l1", inputs="y")])
-        with pytest.raises(pn.TermError, match="second: was cancelled"):
-            executor._run(run, away, {**x, "y": late}, None, None, None, None, False)
+    async def main() -> None:
+        run = asyncio.ensure_future(executor.run_async(pn.Pipeline([first, second]), np.ones(2)))
+        await asyncio.to_thread(running.wait, 30)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        go_on.set()
+
+    asyncio.run(main())
+    time.sleep(0.05)
+    assert ran == []
 
 
 class TestMemory:

@@ -453,7 +453,7 @@ class TestWords:
             return step * x.sum()
 
         pipeline = pn.Pipeline([pn.Term(scheduled, runs=place)])
-        with pytest.raises(pn.InputError, match="scheduled: asks for the step"):
+        with pytest.raises(pn.InputError, match="scheduled: takes the step"):
             executor.run(pipeline, {"x": np.ones(1)})
         assert float(executor.run(pipeline, {"x": np.ones(1)}, step=torch.tensor(2)).total) == 2.0
 

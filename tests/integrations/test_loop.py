@@ -215,7 +215,7 @@ def test_failing_base_is_named():
 
 
 def test_unknown_weight_is_refused():
-    with pytest.raises(pn.InputError, match='weights: no term is named "l3"; there is "l2"'):
+    with pytest.raises(pn.InputError, match='weights: no term is named "l3"; expected one of: "l2"'):
         pn.wrap_loss(mse_loss, pn.Pipeline([L2]))(*pair(), weights={"l3": 1.0})
 
 

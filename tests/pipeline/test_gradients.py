@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penalties as pn
-from penalties.pipeline.evaluate import evaluate
+from penalties.pipeline.evaluate import evaluate_term as evaluate
 from tests.libraries import DEVICE, JAX, LIBRARIES, TORCH, close
 
 needs_torch = pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
@@ -166,7 +166,7 @@ class TestWithRespectTo:
         for out in (pipeline.value_and_grad(x=x), pipeline.value_and_grad(x=x, wrt="x")):
             close(autodiff.numpy(out.gradient["x"]["a"]), [3.0, 5.0])
             close(autodiff.numpy(out.gradient["x"]["b"]), [6.0])
-        with pytest.raises(pn.InputError, match='l2: reads .*"x".*not at "x.a"'):
+        with pytest.raises(pn.InputError, match='l2: reads all of "x"'):
             pipeline.value_and_grad(x=x, wrt="x.a")
 
     def test_numpy_says_plainly_that_it_cannot(self) -> None:
@@ -279,8 +279,11 @@ class TestOwnGradients:
     @pytest.mark.parametrize(
         ("gradient", "message"),
         [
-            (lambda x: {"y": x}, 'brought a gradient for "y"; expected its inputs: x'),
-            (lambda x: {"x": x[:1]}, r'brought a gradient of shape \(1,\) for "x"; expected that of the input, \(2,\)'),
+            (lambda x: {"y": x}, 'returned a gradient for "y"; expected its inputs: x'),
+            (
+                lambda x: {"x": x[:1]},
+                r'returned a gradient of shape \(1,\) for "x"; expected that of the input, \(2,\)',
+            ),
         ],
     )
     def test_wrong(self, library: Any, gradient: Any, message: str) -> None:
@@ -293,7 +296,7 @@ class TestOwnGradients:
         one = library.array([1.0])
         nest = {"a": one} if isinstance(brought, dict) else [one, one]
         term = pn.Term(lambda x: pn.Evaluation(one.sum(), gradient={"x": brought}), name="own")
-        with pytest.raises(pn.TermError, match='own: brought a gradient for "x" of another structure'):
+        with pytest.raises(pn.TermError, match='own: returned a gradient for "x" of another structure'):
             pn.Pipeline([term])(x=nest)
 
     def test_cosines(self, library: Any) -> None:
@@ -340,7 +343,7 @@ class TestOwnGradients:
         out = pn.Pipeline([pn.Term(own), pn.Term(pn.l1, inputs="w")]).value_and_grad(w=given)
         close([out.gradient["w"].a[0], out.gradient["w"].b[0]], [6.0, 8.0])
         wrong = pn.Term(lambda w: pn.Evaluation(w.a.sum(), gradient={"w": (1.0,)}), name="wrong")
-        with pytest.raises(pn.TermError, match="of another structure: expected a Weights"):
+        with pytest.raises(pn.TermError, match="of another structure"):
             pn.Pipeline([wrong])(w=given)
 
     @needs_torch
@@ -525,7 +528,7 @@ class TestTrack:
     def test_at_a_representation(self, cosines: bool) -> None:
         out, hidden, parameters, _ = self.outputs()
         expected = [torch.autograd.grad(out[name].value, hidden, retain_graph=True)[0] for name in ("l2", "entropy")]
-        tracked = pn.gradients.track(out, at=hidden, cosines=cosines)
+        tracked = pn.gradients.track(out, at=hidden, cosines=cosines, backward=True)
         for name, gradient in zip(("l2", "entropy"), expected, strict=True):
             torch.testing.assert_close(tracked[name].grad_norm, gradient.norm())
         assert tracked["l1"].grad_norm is None
@@ -542,19 +545,19 @@ class TestTrack:
     def test_with_respect_to_parameters(self) -> None:
         out, _, parameters, _ = self.outputs()
         expected = torch.autograd.grad(out["entropy"].value, parameters, retain_graph=True, allow_unused=True)
-        tracked = pn.gradients.track(out, wrt=iter(parameters))
+        tracked = pn.gradients.track(out, wrt=iter(parameters), backward=True)
         torch.testing.assert_close(tracked["entropy"].grad_norm, torch.cat([g.flatten() for g in expected]).norm())
         for parameter, plain in zip(parameters, self.plain(), strict=True):
             torch.testing.assert_close(parameter.grad, plain)
 
     def test_several_representations(self) -> None:
         out, hidden, _, logits = self.outputs()
-        tracked = pn.gradients.track(out, at=(hidden, logits), backward=False)
-        assert tracked["entropy"].grad_norm > pn.gradients.track(out, at=hidden, backward=False)["entropy"].grad_norm
+        tracked = pn.gradients.track(out, at=(hidden, logits))
+        assert tracked["entropy"].grad_norm > pn.gradients.track(out, at=hidden)["entropy"].grad_norm
 
     def test_a_base_loss_from_outside(self) -> None:
         out, hidden, parameters, logits = self.outputs()
-        tracked = pn.gradients.track(out, at=hidden, base=logits.square().mean())
+        tracked = pn.gradients.track(out, at=hidden, base=logits.square().mean(), backward=True)
         assert tracked.names == ("base_loss", "l2", "entropy", "l1")
         assert tracked["base_loss"].grad_norm > 0
         torch.testing.assert_close(tracked.total, out.total + logits.square().mean())
@@ -569,7 +572,7 @@ class TestTrack:
 
     def test_backward_is_left_to_the_caller(self) -> None:
         out, hidden, parameters, _ = self.outputs()
-        tracked = pn.gradients.track(out, at=hidden, backward=False)
+        tracked = pn.gradients.track(out, at=hidden)
         assert all(parameter.grad is None for parameter in parameters)
         tracked.total.backward()
         assert all(parameter.grad is not None for parameter in parameters)

@@ -12,7 +12,7 @@ import torch
 
 import penalties as pn
 from penalties import telemetry
-from penalties.pipeline.reading import as_numbers
+from penalties.pipeline.output.reading import as_numbers
 from tests.libraries import DEVICE, JAX, LIBRARIES, TORCH, close
 
 needs_torch = pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
@@ -158,7 +158,7 @@ class TestNests:
 
     def test_names_that_lie_in_one_another(self, autodiff: Any) -> None:
         pipeline = pn.Pipeline([pn.Term(pn.l2, inputs="h.a")])
-        with pytest.raises(pn.InputError, match='wrt names "h.a" and what it lies in'):
+        with pytest.raises(pn.InputError, match='wrt names "h.a" and also an input that contains it'):
             pipeline.value_and_grad(h={"a": autodiff.array([1.0])}, wrt=("h", "h.a"))
 
 
@@ -271,7 +271,7 @@ def test_an_input_named_self(library: Any) -> None:
 
 def test_a_missing_step_inside_a_wrapper_is_not_the_terms_fault() -> None:
     term = pn.EMA(pn.Term(lambda x, step: x.sum() * step, name="stepped", on_error="skip"))
-    with pytest.raises(pn.InputError, match="stepped: asks for the step"):
+    with pytest.raises(pn.InputError, match="stepped: takes the step"):
         pn.Pipeline([term])(np.ones(1))
 
 
@@ -298,7 +298,7 @@ def test_a_gradient_without_the_name_of_its_input_is_refused() -> None:
     def alone(x: Any) -> pn.Evaluation:
         return pn.Evaluation(1.0, gradient=x)
 
-    with pytest.raises(pn.TermError, match=r"alone: brought a gradient that is .*; expected a mapping"):
+    with pytest.raises(pn.TermError, match=r"alone: returned .* as gradient; expected a mapping"):
         pn.Pipeline([alone])(np.ones(2))
 
 

@@ -5,7 +5,7 @@
 """
 
 from .precision import double_precision
-from .protocol import Backend, Slope
+from .protocol import Backend
 from .resolve import backend_of, no_array, owner, two_libraries
 
-__all__ = ["Backend", "Slope", "backend_of", "double_precision", "no_array", "owner", "two_libraries"]
+__all__ = ["Backend", "backend_of", "double_precision", "no_array", "owner", "two_libraries"]

@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ..errors import BackendError, GradientError
-from .protocol import Slope
 
 __all__ = [
     "GENERATOR",
@@ -15,7 +14,7 @@ __all__ = [
     "abs",
     "accumulate",
     "add",
-    "add_gradients",
+    "add_weight_gradients",
     "amax",
     "any",
     "arange",
@@ -27,6 +26,7 @@ __all__ = [
     "concatenate",
     "constant",
     "cos",
+    "detached",
     "device",
     "differentiable",
     "draws",
@@ -37,7 +37,6 @@ __all__ = [
     "log",
     "log_softmax",
     "log_tiny",
-    "loose",
     "matmul",
     "mean",
     "moveaxis",
@@ -46,7 +45,6 @@ __all__ = [
     "power_iteration",
     "read",
     "separate",
-    "settled",
     "smooth_abs",
     "sqrt",
     "square",
@@ -258,10 +256,6 @@ def tracing(x: object) -> bool:
     return False
 
 
-def settled(value: NDArray, like: NDArray) -> bool:
-    return not value.ndim and value.dtype.kind == "f" and value.dtype.itemsize >= 4
-
-
 def device(x: NDArray) -> Any:
     return None
 
@@ -274,7 +268,7 @@ def as_array(value: Any, like: NDArray) -> NDArray:
     return np.asarray(value, like.dtype if like.dtype.kind == "f" else None)
 
 
-def differentiable(x: NDArray, *, asked: bool) -> bool:
+def differentiable(x: NDArray, *, requested: bool) -> bool:
     return x.dtype.kind == "f"
 
 
@@ -282,7 +276,7 @@ def captures(value: NDArray, inputs: Sequence[NDArray]) -> bool:
     return False
 
 
-def loose(value: NDArray) -> bool:
+def detached(value: NDArray) -> bool:
     return False
 
 
@@ -295,7 +289,7 @@ def read(arrays: Sequence[NDArray]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray], scale: float
+    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray], weight: Any
 ) -> tuple[NDArray, list[NDArray], list[NDArray | None]]:
     raise GradientError(
         "NumPy has no automatic differentiation: pass torch or JAX arrays, or return "
@@ -307,19 +301,11 @@ def accumulate(total: NDArray | None, gradient: NDArray, weight: Any, *, owned: 
     return gradient * weight if total is None else total + gradient * weight
 
 
-def add_gradients(
-    fn: Callable[..., NDArray],
-    arrays: Sequence[NDArray],
-    wanted: Sequence[int],
-    *,
-    scale: float,
-    mean: bool,
-    sum_at: Callable[[int], NDArray],
-    weight: float,
-    slope: Slope | None,
-) -> tuple[NDArray, list[NDArray]] | None:
-    # NumPy has no gradients.
-    return None
+def add_weight_gradients(
+    gradients: Sequence[Any], leaves: Sequence[NDArray], weighted: Sequence[tuple[Any, Any]]
+) -> list[Any]:
+    # Here weights do not know what they were computed from.
+    return list(gradients)
 
 
 def zeros_like(x: NDArray) -> NDArray:

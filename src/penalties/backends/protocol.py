@@ -1,23 +1,12 @@
 """What a backend is: a module with these operations."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Backend", "Slope"]
-
-
-class Slope(NamedTuple):
-    """The gradient of a norm in closed form, `bent·s + straight·x`, with `s` the sign of x, or x/δ between −1 and 1.
-
-    The norm itself is `bent·(⟨s, x⟩ − δ/2·⟨s, s⟩) + straight/2·⟨x, x⟩`.
-    """
-
-    bent: float
-    straight: float
-    delta: float = 0.0
+__all__ = ["Backend"]
 
 
 class Backend(Protocol):
@@ -181,11 +170,7 @@ class Backend(Protocol):
         ...
 
     def tracing(self, x: object, /) -> bool:
-        """Whether a compiler is looking: then nothing is measured, read or announced."""
-        ...
-
-    def settled(self, value: Any, like: Any, /) -> bool:
-        """Whether an array is a scalar of at least 32 bits beside `like`, as the value of a term is to be."""
+        """Whether a compiler is tracing `x`: then nothing is measured, read or announced."""
         ...
 
     def device(self, x: Any, /) -> Any:
@@ -200,16 +185,16 @@ class Backend(Protocol):
         """A number or an array of any library as an array of this one, in the dtype of `like` and beside it."""
         ...
 
-    def differentiable(self, x: Any, /, *, asked: bool) -> bool:
-        """Whether a gradient with respect to `x` can be taken if it is asked for, or is wanted unasked."""
+    def differentiable(self, x: Any, /, *, requested: bool) -> bool:
+        """Whether a gradient at `x` can be taken if it is requested, or is wanted without a request."""
         ...
 
     def captures(self, value: Any, inputs: Sequence[Any], /) -> bool:
         """Whether a value hangs on an array that requires a gradient and is none of the inputs."""
         ...
 
-    def loose(self, value: Any, /) -> bool:
-        """Whether a value of `value_and_gradients` hangs on its inputs no more: its gradient is all there is."""
+    def detached(self, value: Any, /) -> bool:
+        """Whether a value of `value_and_gradients` is off the graph of its inputs: its gradient is all there is."""
         ...
 
     def weighted_sum(self, values: Sequence[Any], weights: Sequence[Any], /) -> Any:
@@ -221,9 +206,12 @@ class Backend(Protocol):
         ...
 
     def value_and_gradients(
-        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], scale: float, /
+        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], weight: Any, /
     ) -> tuple[Any, list[Any], list[Any]]:
-        """`fn(leaves)`, a scalar and further arrays, and `scale` times the scalar's gradient at each leaf.
+        """`fn(leaves)`, a scalar and further arrays, and the scalar's unscaled gradient at each leaf.
+
+        At float16 leaves the gradient is float32: it is taken times the weight, where that is a number, and divided
+        by it again, since the product is what a user expects to fit into float16.
 
         None for a leaf that the scalar does not depend on, as far as the library can tell.
         """
@@ -233,24 +221,10 @@ class Backend(Protocol):
         """`total + weight·gradient`, which may overwrite a `total` that is `owned`; None counts as 0."""
         ...
 
-    def add_gradients(
-        self,
-        fn: Callable[..., Any],
-        arrays: Sequence[Any],
-        wanted: Sequence[int],
-        /,
-        *,
-        scale: float,
-        mean: bool,
-        sum_at: Callable[[int], Any],
-        weight: float,
-        slope: Slope | None,
-    ) -> tuple[Any, list[Any]] | None:
-        """The value of a function that is a sum or mean over rows, and the norm of its gradient at each wanted array.
-
-        Adds `scale·weight` times the gradient at a place to `sum_at(place)`. It is taken a few rows at a time, by its
-        slope where that is known; None, and nothing done, where that is not faster than all at once.
-        """
+    def add_weight_gradients(
+        self, gradients: Sequence[Any], leaves: Sequence[Any], weighted: Sequence[tuple[Any, Any]], /
+    ) -> list[Any]:
+        """The gradients with `value·∂weight` added, for each value whose weight was computed from a leaf."""
         ...
 
     def zeros_like(self, x: Any, /) -> Any:

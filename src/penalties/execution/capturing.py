@@ -1,9 +1,9 @@
 """Tensors that a term takes from elsewhere than its inputs."""
 
+from .. import trees
 from ..backends import owner
 from ..errors import TermError
 from ..pipeline.evaluation import Evaluation
-from ..pipeline.inputs import arrays_in
 from .task import Task
 
 __all__ = ["captures", "check_captures"]
@@ -24,6 +24,6 @@ def check_captures(task: Task, evaluation: Evaluation) -> None:
         return
     ops = owner(evaluation.value)
     assert ops is not None, "a value is an array"
-    inputs = [array for library, array in arrays_in(list(task.inputs.values())) if library is ops]
+    inputs = [array for array in trees.arrays(list(task.inputs.values())) if owner(array) is ops]
     if ops.captures(evaluation.value, inputs):
         raise captures(task.term.name, "a tensor")

@@ -2,11 +2,10 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..errors import GradientError, PenaltiesError, TermError, said
-from ..pipeline.evaluate import evaluate
+from ..pipeline.evaluate import evaluate_term
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.term import Term
 
@@ -18,7 +17,7 @@ def evaluate_away(
 ) -> Evaluation:
     """The evaluation of a term; one that JAX cannot trace is called with plain arrays, and may bring its gradient."""
     try:
-        return evaluate(term, inputs, wrt, step=step, state=state)
+        return evaluate_term(term, inputs, wrt, step=step, state=state)
     except TermError as error:
         if error.term != term.name:
             # Of a pipeline that the term calls.
@@ -32,8 +31,10 @@ def evaluate_away(
     except PenaltiesError as error:
         # Its inputs were found before: whatever else it raises is its own.
         raise TermError(term.name, f"raised {said(error)}") from error
-    plain = evaluate(term, inputs, step=step, state=state)
-    return plain if plain.gradient is not None else replace(plain, grad_error=reason)
+    plain = evaluate_term(term, inputs, step=step, state=state)
+    if plain.gradient is None:
+        plain.grad_error = reason
+    return plain
 
 
 def _untraceable(cause: BaseException | None) -> bool:

@@ -15,7 +15,7 @@ from ..errors import InputError, OptionError
 from ..functional.options import check_count, check_flag, check_number
 from ..pipeline import LossOutput, Pipeline
 from ..pipeline.awaitables import is_awaitable
-from ..pipeline.pipeline import check_wrt
+from ..pipeline.call import Gradients, check_wrt, inputs_of, run_call
 from ..pipeline.term import Term, Weight
 from .ambient import Modes
 from .pools.asynchronous import Async
@@ -77,6 +77,7 @@ class Executor:
         step: Any = None,
         state: Mapping[str, Any] | None = None,
         cosines: bool = False,
+        keep: bool = False,
     ) -> LossOutput:
         """Evaluate every term where it runs, and add them up.
 
@@ -85,7 +86,7 @@ class Executor:
         `pipeline.value_and_grad`. The first term that failed, unless it is to be skipped, is raised when all others
         are done; `error.output` holds what they gave.
         """
-        return self._run(Run(self), pipeline, inputs, wrt, weights, step, state, cosines)
+        return self._run(Run(self), pipeline, inputs, wrt, weights, step, state, cosines, keep)
 
     def _run(
         self,
@@ -97,6 +98,7 @@ class Executor:
         step: Any,
         state: Mapping[str, Any] | None,
         cosines: bool,
+        keep: bool,
     ) -> LossOutput:
         if os.getpid() != self._process:
             raise RuntimeError("this Executor belongs to the process that made it; make a new one in this fork")
@@ -104,18 +106,18 @@ class Executor:
             raise RuntimeError("this Executor is closed; make a new one")
         if not isinstance(cast("object", pipeline), Pipeline):
             raise OptionError("Executor.run", "pipeline", pipeline, "a Pipeline")
-        asked = None
-        if wrt is not None or cosines:
-            asked = (check_wrt("Executor.run", wrt), bool(cosines))
+        gradients = None
+        if wrt is not None or cosines or keep:
+            gradients = Gradients(check_wrt("Executor.run", wrt), bool(cosines), bool(keep))
         named, positional = _given(inputs)
-        step = _whole(step)
+        step = _as_number(step)
         try:
             positional = tuple(_arrived("input", value) for value in positional)
             if any(is_awaitable(value) for value in named.values()):
-                terms = pipeline.terms if pipeline.base is None else (pipeline.base, *pipeline.terms)
-                run.start_early(terms, named, step, state, () if asked is None else asked[0] or ())
+                run.start_early(pipeline.all_terms, named, step, state or {}, (gradients and gradients.wrt) or ())
                 named = {name: _arrived(name, value) for name, value in named.items()}
-            return pipeline.run_with(run, positional, named, weights, step, state, asked)
+            given = inputs_of(pipeline, positional, named)
+            return run_call(pipeline, given, run, weights=weights, step=step, state=state, gradients=gradients)
         except BaseException:
             run.cancel()
             raise
@@ -130,6 +132,7 @@ class Executor:
         step: Any = None,
         state: Mapping[str, Any] | None = None,
         cosines: bool = False,
+        keep: bool = False,
     ) -> LossOutput:
         """The same as `run`, without blocking the event loop; an input may be an awaitable, too.
 
@@ -161,7 +164,7 @@ class Executor:
         def work() -> None:
             try:
                 with modes():
-                    output = context.run(self._run, run, pipeline, given, wrt, weights, step, state, cosines)
+                    output = context.run(self._run, run, pipeline, given, wrt, weights, step, state, cosines, keep)
             except BaseException as error:
                 found.set_result((None, error))
             else:
@@ -236,7 +239,7 @@ def _arrived(name: str, value: Any) -> Any:
     return value
 
 
-def _whole(step: Any) -> Any:
+def _as_number(step: Any) -> Any:
     """The step as a whole number where it is an array of one: terms elsewhere are told a number."""
     return int(step) if hasattr(step, "shape") and not step.shape else step
 

@@ -1,22 +1,28 @@
-"""One run of a pipeline by an executor: starting terms, waiting for them, and what happens where one fails."""
+"""One run of a pipeline by an executor: the runner that starts each term where it runs, and waits for it."""
 
+import contextlib
 import math
 import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from .. import trees
 from ..backends import owner
 from ..errors import BackendError, InputError, NonFiniteError, TermError
+from ..pipeline.announcing import Started
 from ..pipeline.awaitables import is_awaitable, waiting
-from ..pipeline.call import Call, Job, failed_row
-from ..pipeline.evaluate import compute, differentiate
-from ..pipeline.inputs import arrays_in, lookup, reads
+from ..pipeline.call import is_due
+from ..pipeline.combine import Combination
+from ..pipeline.evaluate import compute
+from ..pipeline.evaluation import Evaluation
+from ..pipeline.inputs import CallInputs, reads
 from ..pipeline.kinds import compiling
-from ..pipeline.pipeline import is_due
-from ..pipeline.reading import NOTHING, Row, as_numbers
-from ..pipeline.term import Term, Weight
+from ..pipeline.output.reading import as_numbers
+from ..pipeline.plan import Group, Job, Plan
+from ..pipeline.runner import CallContext, evaluate_group, failed
+from ..pipeline.term import Term
 from .ambient import Modes
 from .awaiting import close_here, wait_here
 from .delivery import delivered, wanted
@@ -31,113 +37,106 @@ _Failure = TermError | NonFiniteError
 
 
 class Run:
-    """One run. Called by the pipeline with what is to be evaluated."""
+    """The runner of one `Executor.run`: inline terms are evaluated here while the others run elsewhere."""
 
     def __init__(self, executor: "Executor") -> None:
-        """Nothing started yet."""
+        """Nothing has started yet."""
         self.executor: Executor = executor
-        self.sequential: bool = executor.sequential
         self.running: dict[str, Running] = {}
-        self.early: dict[str, _Early] = {}
+        self.early: dict[str, Evaluation] = {}
+        """Inline terms that were evaluated while inputs of other terms were still to come."""
         self.cancelled: bool = False
-        self._modes: Any = None
+        self._modes: Modes | None = None
 
     def start_early(
         self,
         terms: Sequence[Term],
         inputs: Mapping[str, Any],
         step: int | None,
-        state: Mapping[str, Any] | None,
-        asked: Sequence[str],
+        state: Mapping[str, Any],
+        wrt: Sequence[str],
     ) -> None:
-        """Start the terms whose inputs are all there; the others' are still to come. Those that run here come last."""
-        if self.sequential:
+        """Start the terms whose inputs are all there while others are still to come; inline terms come last."""
+        if self.executor.sequential:
             return
-        here: list[tuple[Term, Any]] = []
         there = {name: value for name, value in inputs.items() if not is_awaitable(value)}
-        late = [name for name in inputs if name not in there]
+        here: list[Term] = []
         for term in terms:
-            if not term.enabled or any(_root(name, inputs) in late for name in term.inputs.values()):
+            late = any(_root(name, inputs) not in there for name in term.inputs.values())
+            if late or not term.enabled or not is_due(term, step):
                 continue
-            if term.every > 1 and not is_due(term, step):
+            if not self._is_elsewhere(term):
+                here.append(term)
                 continue
-            read = _read(term, there, step)
-            if _here(term):
-                here.append((term, None if state is None else state.get(term.name)))
-                continue
-            wrt = wanted(term, read, None)
+            read = _read(term, CallInputs.of(there), step)
+            at = wanted(term, read, None)
             if term.differentiable:
-                wrt += tuple(n for n in read if n not in wrt and any(reads(n, name) for name in asked))
-            before = None if state is None else state.get(term.name)
-            self.running[term.name] = self._start(term, read, wrt, step, before)
-        for term, before in here:
-            names = term.inputs.values()
-            if not any(_asked(name, asked) or _trained(lookup(term.name, there, name)) for name in names):
-                self.early[term.name] = _Early.of(term, there, step, before)
+                at += tuple(n for n in read if n not in at and any(reads(n, name) for name in wrt))
+            self.running[term.name] = self._start(term, read, at, step, state.get(term.name))
+        for term in here:
+            read = _read(term, CallInputs.of(there), step)
+            if not any(_requested(name, wrt) or _is_trained(given) for name, given in read.items()):
+                self.early[term.name] = _evaluated_early(term, there, step, state.get(term.name))
 
     def __call__(
-        self, call: Call, jobs: Sequence[Job], inputs: Mapping[str, Any]
-    ) -> tuple[list[tuple[Row, Any]], _Failure | None]:
-        """Every term's row and new state, in order, and the failure to raise once the output is made."""
+        self, plan: Plan, context: CallContext, combination: Combination, /
+    ) -> tuple[dict[str, Any], _Failure | None]:
+        """Evaluate every group; see `Runner`."""
         if compiling():
             raise BackendError("Executor.run: called inside torch.compile; call it outside")
-        if self.cancelled:
-            raise TermError(jobs[0][0].name if jobs else "", "was cancelled")
-        special = call.heard or call.quiet or self.sequential or call.gradients or self.early
-        if not special and all(job[0].usual for job in jobs):
-            return self._usual(call, jobs, inputs)
-        away: dict[int, dict[str, Any]] = {}
-        if not self.sequential:
-            away = {place: _read(term, inputs, call.step) for place, (term, _, _) in enumerate(jobs) if not _here(term)}
-        found: list[_Found] = [_Found(term, weight) for term, weight, _ in jobs]
-        targets = None if call.gradients is None else call.gradients.targets
-        for place, read in away.items():
-            term, weight, before = jobs[place]
-            found[place].began = call.term_began(term, weight)
-            if term.name in self.running:
-                continue
-            try:
-                self.running[term.name] = self._start(term, read, wanted(term, read, targets), call.step, before)
-            except TermError as error:
-                found[place].error = error
-        if self.sequential:
-            with waiting(wait_here):
-                self._evaluate_here(call, jobs, inputs, away, found)
-            close_here()
-        elif len(away) < len(jobs):
-            self._evaluate_here(call, jobs, inputs, away, found)
-        for place, read in away.items():
-            self._collect(found[place], read, targets)
-        self._check_finite(found)
-        # In this order: a row that failed forgets its new state.
-        return [(one.finished(call), one.new) for one in found], self._failure(call, found)
+        self._check_cancelled(plan)
+        elsewhere = [group.jobs[0] for group in plan if self._is_elsewhere(group.jobs[0].term)]
+        # An input that is missing is an error before anything starts.
+        given = {job.index: _read(job.term, context.inputs, context.step) for job in elsewhere}
+        started: dict[int, Started | None] = {}
+        outcomes: dict[int, Evaluation] = {}
+        for job in elsewhere:
+            started[job.index] = context.announcer.start_term(job)
+            if job.term.name not in self.running:
+                at = wanted(job.term, given[job.index], context.targets)
+                try:
+                    self.running[job.term.name] = self._start(job.term, given[job.index], at, context.step, job.state)
+                except TermError as error:
+                    outcomes[job.index] = failed(job, error)
+        taken: list[tuple[Job, Evaluation]] = []
 
-    def _usual(
-        self, call: Call, jobs: Sequence[Job], inputs: Mapping[str, Any]
-    ) -> tuple[list[tuple[Row, Any]], _Failure | None]:
-        """The same where all terms run here and nobody listens: a record of each would double what it costs."""
-        results: list[tuple[Row, Any]] = []
-        errors: dict[int, _Failure] = {}
-        limit, step, clock = self.executor.timeout, call.step, time.perf_counter
-        for place, (term, weight, before) in enumerate(jobs):
-            start = clock()
-            try:
-                value, _, metrics, new = compute(term, inputs, step, before)
-            except TermError as error:
-                errors[place] = error
-                value, metrics, new = None, NOTHING, None
-            duration = clock() - start
-            if duration > limit or term.timeout is not None:
-                self._report_overrun(term, duration, frames=7)
-            results.append(((term.name, value, weight, None, None, NOTHING, metrics, duration, None), new))
-        values = [row[1] for row, _ in results]
-        if not errors and all(map(math.isfinite, as_numbers(values))):
-            return results, None
-        found = [_Found(term, weight) for term, weight, _ in jobs]
-        for place, one in enumerate(found):
-            (one.row, one.new), one.error = results[place], errors.get(place)
-        self._check_finite(found)
-        return [(one.finished(call), one.new) for one in found], self._failure(call, found)
+        def take(group: Group, evaluations: Sequence[Evaluation]) -> None:
+            for job, evaluation in zip(group.jobs, evaluations, strict=True):
+                checked = _finite_or_failed(job, evaluation) if job.term.on_error == "skip" else evaluation
+                combination.take(job, checked)
+                checked.gradient = None
+                taken.append((job, checked))
+
+        # In the order of the terms, whatever finishes first. Inline terms are evaluated while the others run; those
+        # before the first of the others are handed over at once, so that their gradients are not all held.
+        held: dict[int, Sequence[Evaluation]] = {}
+        with waiting(wait_here) if self.executor.sequential else contextlib.nullcontext():
+            for group in plan:
+                index = group.jobs[0].index
+                if index in given:
+                    continue
+                evaluations = self._evaluate_here(group, context, combination)
+                if any(job.index < index for job in elsewhere):
+                    held[index] = evaluations
+                else:
+                    take(group, evaluations)
+        if self.executor.sequential:
+            close_here()
+        for group in plan:
+            index = group.jobs[0].index
+            if index in held:
+                take(group, held.pop(index))
+            elif index in given:
+                outcome = outcomes.get(index) or self._collected(group.jobs[0], given[index], context)
+                take(group, [outcome])
+        failure = _first_failure(taken, combination, context)
+        for job, evaluation in taken:
+            if job.index in started:
+                context.announcer.stop_term(started[job.index], evaluation)
+        if failure is not None:
+            context.announcer.running = failure.term
+        states = {job.term.name: one.state for job, one in taken if one.error is None and one.state is not None}
+        return states, failure
 
     def cancel(self) -> None:
         """Stop whatever still runs, and start nothing more."""
@@ -145,8 +144,15 @@ class Run:
         for running in list(self.running.values()):
             running.cancel()
 
+    def _is_elsewhere(self, term: Term) -> bool:
+        return not self.executor.sequential and (term.runs != "inline" or term.asynchronous)
+
+    def _check_cancelled(self, plan: Plan) -> None:
+        if self.cancelled:
+            raise TermError(plan.groups[0].jobs[0].term.name if len(plan) else "", "was cancelled")
+
     def _start(
-        self, term: Term, read: Mapping[str, Any], wrt: tuple[str, ...], step: int | None, before: Any
+        self, term: Term, read: Mapping[str, Any], wrt: tuple[str, ...], step: int | None, state: Any
     ) -> Running:
         if self.cancelled:
             raise TermError(term.name, "was cancelled")
@@ -154,191 +160,100 @@ class Run:
             self._modes = Modes()
         timeout = self.executor.timeout if term.timeout is None else term.timeout
         inputs = {name: _concrete(term.name, value) for name, value in read.items()}
-        return self.executor.pool(term).start(Task(term, inputs, wrt, step, before, timeout, self._modes))
+        return self.executor.pool(term).start(Task(term, inputs, wrt, step, state, timeout, self._modes))
 
-    def _evaluate_here(
-        self,
-        call: Call,
-        jobs: Sequence[Job],
-        inputs: Mapping[str, Any],
-        away: Mapping[int, Any],
-        found: Sequence["_Found"],
-    ) -> None:
-        for place, (term, weight, before) in enumerate(jobs):
-            if place in away:
-                continue
-            if self.cancelled:
-                raise TermError(term.name, "was cancelled")
-            one = found[place]
-            early = self.early.get(term.name)
-            if early is not None and (call.gradients is None or not early.has_graph):
-                one.began = call.term_began(term, weight)
-                one.value, one.metrics, one.new, one.duration, one.error = early[:5]
-                if call.gradients is not None:
-                    one.grad_error = f"it does not read {', '.join(dict.fromkeys(call.gradients.targets.names))}"
-                self._report_overrun(term, one.duration)
-                continue
-            try:
-                if call.gradients is not None and term.on_error == "skip":
-                    # Its gradient is added when its value is known to be finite, and the term is not left out.
-                    one.began = call.term_began(term, weight)
-                    start = time.perf_counter()
-                    result, one.leaves, one.grad_error = differentiate(
-                        term, inputs, call.gradients.targets, step=call.step, state=before
-                    )
-                    one.value, _, one.metrics, one.new = result
-                    one.duration = time.perf_counter() - start
-                else:
-                    one.row, one.new = call.evaluate(term, weight, inputs, before, True)
-            except TermError as error:
-                one.error = error
-            else:
-                self._report_overrun(term, one.duration if one.row is None else one.row[7])
-
-    def _report_overrun(self, term: Term, duration: float | None, frames: int = 8) -> None:
-        limit = self.executor.timeout if term.timeout is None else term.timeout
-        if duration is not None and duration > limit:
-            warnings.warn(
-                f"{term.name}: took {duration:.3g} s, more than its timeout of {limit:g} s; a term that runs inline "
-                'cannot be stopped: runs="process" can',
-                RuntimeWarning,
-                stacklevel=frames,  # the call of `run`
-            )
-
-    def _collect(self, one: "_Found", read: Mapping[str, Any], targets: Any) -> None:
-        if one.error is not None:
-            return
-        try:
-            evaluation = self.running[one.term.name].result()
-            one.value, one.leaves, one.grad_error = delivered(one.term, read, evaluation, targets)
-            one.metrics, one.new, one.duration = evaluation.metrics, evaluation.state, evaluation.duration
-        except TermError as error:
-            one.error = error
-
-    def _check_finite(self, found: Sequence["_Found"]) -> None:
-        """Set an error where a value is NaN or infinite: of all terms, in one transfer."""
-        there = [one for one in found if one.error is None and one.given is not None]
-        for one, number in zip(there, as_numbers([_plain(one.given) for one in there]), strict=True):
-            if not math.isfinite(number):
-                kind = "nan" if math.isnan(number) else "inf"
-                one.error = NonFiniteError(kind, f"{one.term.name}: the value is {number:g}")
-                one.error.term = one.term.name
-
-    def _failure(self, call: Call, found: Sequence["_Found"]) -> _Failure | None:
-        failed = [one for one in found if one.error is not None and one.term.on_error == "raise"]
-        if not failed:
-            return None
-        first, error = failed[0], failed[0].error
-        assert error is not None, "it failed"
-        for other in failed[1:]:
-            error.add_note(f"failed too: {other.error}")
-        if any(one.row is not None for one in failed):
-            # The gradient of one that turned out not to be finite is in the sum.
-            call.gradients = None
-        call.running = first.term
-        return error
-
-
-class _Early(NamedTuple):
-    """A term that was evaluated here while inputs of others were still to come."""
-
-    value: Any
-    metrics: Mapping[str, Any]
-    new: Any
-    duration: float
-    error: TermError | None
-    has_graph: bool
-    """Whether a parameter that the function holds is behind its value: with gradients it is evaluated as ever."""
-
-    @classmethod
-    def of(cls, term: Term, inputs: Mapping[str, Any], step: int | None, before: Any) -> "_Early":
-        start = time.perf_counter()
-        try:
-            value, _, metrics, new = compute(term, inputs, step, before)
-        except TermError as error:
-            return cls(None, NOTHING, None, time.perf_counter() - start, error, False)
-        return cls(value, metrics, new, time.perf_counter() - start, None, getattr(value, "requires_grad", False))
-
-
-class _Found:
-    """What came of one term."""
-
-    __slots__ = (
-        "began",
-        "duration",
-        "error",
-        "grad_error",
-        "leaves",
-        "metrics",
-        "new",
-        "row",
-        "term",
-        "value",
-        "weight",
-    )
-
-    def __init__(self, term: Term, weight: Weight) -> None:
-        self.term = term
-        self.weight = weight
-        self.row: Row | None = None
-        """Its row, where it is complete as it is."""
-        self.value: Any = None
-        self.leaves: list[Any] | None = None
-        self.grad_error: str | None = None
-        self.metrics: Mapping[str, Any] = {}
-        self.new: Any = None
-        self.duration: float | None = None
-        self.error: _Failure | None = None
-        self.began: Any = None
-
-    @property
-    def given(self) -> Any:
-        """Its value, or None."""
-        return self.value if self.row is None else self.row[1]
-
-    def finished(self, call: Call) -> Row:
-        """The row, with the gradient added to the others'."""
-        if self.error is not None:
-            self.new = None
-            row = failed_row(self.term, self.weight, self.error)
-        elif self.row is not None:
-            return self.row
+    def _evaluate_here(self, group: Group, context: CallContext, combination: Combination) -> Sequence[Evaluation]:
+        self._check_cancelled(Plan((group,)))
+        first = group.jobs[0]
+        early = self.early.get(first.term.name)
+        if early is not None:
+            started = context.announcer.start_term(first)
+            if context.targets is not None:
+                early.grad_error = f"it does not read {', '.join(context.targets.nests)}"
+            context.announcer.stop_term(started, early)
+            evaluations: Sequence[Evaluation] = [early]
         else:
-            grad_norm, grad_norms = call.taken(self.term, self.weight, self.value, self.leaves)
-            row = (
-                self.term.name,
-                self.value,
-                self.weight,
-                grad_norm,
-                self.grad_error,
-                grad_norms,
-                self.metrics,
-                self.duration,
-                None,
-            )
-        if self.began is not None:
-            call.term_ended(self.began, row)
-        return row
+            try:
+                evaluations = evaluate_group(group, context, combination)
+            except TermError as error:
+                return [failed(first, error)]
+        for job, evaluation in zip(group.jobs, evaluations, strict=True):
+            limit = self.executor.timeout if job.term.timeout is None else job.term.timeout
+            if evaluation.duration is not None and evaluation.duration > limit:
+                warnings.warn(
+                    f"{job.term.name}: took {evaluation.duration:.3g} s, more than its timeout of {limit:g} s; a term "
+                    'that runs inline cannot be stopped: runs="process" can',
+                    RuntimeWarning,
+                    stacklevel=6,  # the call of `run`
+                )
+        return evaluations
+
+    def _collected(self, job: Job, read: Mapping[str, Any], context: CallContext) -> Evaluation:
+        try:
+            return delivered(job.term, read, self.running[job.term.name].result(), context.targets)
+        except TermError as error:
+            return failed(job, error)
 
 
-def _read(term: Term, inputs: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """What the term reads; an input that is missing is an error before anything starts."""
+def _evaluated_early(term: Term, inputs: Mapping[str, Any], step: int | None, state: Any) -> Evaluation:
+    start = time.perf_counter()
+    try:
+        evaluation = compute(term, CallInputs.of(inputs), step, state)
+    except TermError as error:
+        return failed(Job(0, term, term.weight), error)
+    evaluation.duration = time.perf_counter() - start
+    return evaluation
+
+
+def _finite_or_failed(job: Job, evaluation: Evaluation) -> Evaluation:
+    """The evaluation of a term that may be skipped: one that is not finite must not reach the sum."""
+    if evaluation.error is not None:
+        return evaluation
+    (number,) = as_numbers([_plain(evaluation.value)])
+    return evaluation if math.isfinite(number) else failed(job, _not_finite(job, number))
+
+
+def _first_failure(
+    taken: Sequence[tuple[Job, Evaluation]], combination: Combination, context: CallContext
+) -> _Failure | None:
+    """The first term, in order, that failed or is not finite; all values are read in one transfer."""
+    there = [(job, one) for job, one in taken if one.error is None and job.term.on_error == "raise"]
+    for (job, one), number in zip(there, as_numbers([_plain(one.value) for _, one in there]), strict=True):
+        if not math.isfinite(number):
+            one.error = _not_finite(job, number)
+            combination.fail(job, one.error)
+    errors = [
+        one.error
+        for job, one in sorted(taken, key=lambda pair: pair[0].index)
+        if job.term.on_error == "raise" and isinstance(one.error, TermError | NonFiniteError)
+    ]
+    for other in errors[1:]:
+        errors[0].add_note(f"failed too: {other}")
+    return errors[0] if errors else None
+
+
+def _not_finite(job: Job, number: float) -> NonFiniteError:
+    error = NonFiniteError.of(number, f"{job.term.name}: the value is {number:g}")
+    error.term = job.term.name
+    return error
+
+
+def _read(term: Term, inputs: CallInputs, step: int | None) -> dict[str, Any]:
+    """What the term reads, under its own names."""
     if step is None and term.needs_step:
-        raise InputError(f"{term.name}: asks for the step; pass step= to the call")
-    return {name: lookup(term.name, inputs, name) for name in term.inputs.values()}
+        raise InputError(f"{term.name}: takes the step; pass step= to the call")
+    return {name: inputs.find(term.name, name) for name in term.inputs.values()}
 
 
-def _asked(name: str, asked: Sequence[str]) -> bool:
-    return any(reads(name, one) or reads(one, name) for one in asked)
+def _requested(name: str, wrt: Sequence[str]) -> bool:
+    return any(reads(name, one) or reads(one, name) for one in wrt)
 
 
-def _trained(nest: Any) -> bool:
+def _is_trained(nest: Any) -> bool:
     """Whether a gradient may be wanted at an input: it requires one, or JAX follows it."""
-    return any(ops.differentiable(array, asked=False) for ops, array in arrays_in(nest))
-
-
-def _here(term: Term) -> bool:
-    return term.runs == "inline" and not term.asynchronous
+    return any(
+        (ops := owner(array)) is not None and ops.differentiable(array, requested=False) for array in trees.arrays(nest)
+    )
 
 
 def _root(name: str, inputs: Mapping[str, Any]) -> str:
@@ -350,13 +265,13 @@ def _root(name: str, inputs: Mapping[str, Any]) -> str:
 
 def _concrete(term: str, value: Any) -> Any:
     """The input without JAX's tracing of it; inside jit and vmap there are no numbers to send."""
-    if any(ops.LIBRARY == "PyTorch" and ops.tracing(array) for ops, array in arrays_in(value)):
+    libraries = {ops.LIBRARY for array in trees.arrays(value) if (ops := owner(array)) and ops.tracing(array)}
+    if "PyTorch" in libraries:
         raise BackendError(f"{term}: Executor.run was called inside a transform of torch.func; call it outside")
-    jax = sys.modules.get("jax")
-    if jax is None or not any(ops.LIBRARY == "JAX" and ops.tracing(array) for ops, array in arrays_in(value)):
+    if "JAX" not in libraries:
         return value
-    plain = jax.tree_util.tree_map(_plain, value)
-    if any(ops.tracing(array) for ops, array in arrays_in(plain)):
+    plain = sys.modules["jax"].tree_util.tree_map(_plain, value)
+    if any((ops := owner(array)) and ops.tracing(array) for array in trees.arrays(plain)):
         raise BackendError(
             f"{term}: Executor.run was called inside jax.jit or jax.vmap; call it outside (jax.grad may be)"
         )

@@ -1,6 +1,7 @@
 """Composition: terms, pipelines, their outputs and gradients, schedules, state."""
 
 from . import gradients, schedules
+from .checks import debug
 from .evaluation import Evaluation
 from .explanation import Explanation, Finding, Share, explain
 from .monitor import Monitor
@@ -23,6 +24,7 @@ __all__ = [
     "Share",
     "Term",
     "TermOutput",
+    "debug",
     "explain",
     "gradients",
     "load_state",

@@ -1,251 +1,176 @@
-"""One call of a pipeline: evaluating its terms, announcing them, and what happens where one fails or rests."""
+"""One call of a pipeline, whoever evaluates its terms: plan, run, combine."""
 
-import itertools
-import math
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-from ..backends import Backend, owner
-from ..errors import GradientError, NonFiniteError, TermError
+from ..backends import owner
+from ..errors import CheckError, InputError, OptionError
+from ..functional.options import is_whole
 from ..telemetry import events
-from .combine import Gradients
-from .evaluate import compute, differentiate
-from .kinds import is_mapping, is_row
+from . import checks
+from .announcing import Announcer
+from .combine import Combination
+from .inputs import INPUT, CallInputs, check_unmapped, prepared
 from .output import LossOutput
-from .reading import NOTHING, Row
-from .state import Wrapper
+from .plan import Job, Plan, plan_of
+from .runner import CallContext, Runner
 from .targets import Targets
 from .term import Term, Weight
-from .tiles import in_tiles
+from .weigh import check_weights, weight_of
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["Call", "Job", "Runner", "failed_row", "guarded", "numbered"]
-
-_calls: Final = itertools.count(1)
-_whole: Final[ContextVar[int | None]] = ContextVar("call", default=None)
-"""The number of what the next call is a part of."""
-
-_UNHEARD: Final[tuple[float, dict[str, Any]]] = (0.0, {})
-
-Job: TypeAlias = tuple[Term, Weight, Any]
-"""A term to be evaluated, its weight in this call, and its state before."""
+__all__ = ["Gradients", "check_wrt", "inputs_of", "is_due", "plan_call", "run_call"]
 
 
-@contextmanager
-def numbered() -> Generator[int]:
-    """The number of a whole that the pipeline's call in it shares."""
-    number = next(_calls)
-    token = _whole.set(number)
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Which gradients a call takes."""
+
+    wrt: Sequence[str] | None
+    """The inputs that they are taken at; None is every input that requires one."""
+    cosines: bool = False
+    keep: bool = False
+
+
+def run_call(
+    pipeline: "Pipeline",
+    inputs: CallInputs,
+    runner: Runner,
+    *,
+    weights: Mapping[str, Weight] | None = None,
+    step: Any = None,
+    state: Mapping[str, Any] | None = None,
+    gradients: Gradients | None = None,
+) -> LossOutput:
+    """The one way from inputs to an output: plan → runner → evaluations → combine."""
+    step = _checked_step(step)
+    if state is not None and not isinstance(cast("object", state), Mapping):
+        raise OptionError("pipeline", "state", state, "None, or the state of an output, as out.state")
+    announcer = Announcer(traced=inputs.traced or _is_transformed(inputs))
+    count = sum(term.enabled for term in pipeline.terms)
+    announcer.start(pipeline.name, count, step, gradients=gradients is not None)
     try:
-        yield number
-    finally:
-        _whole.reset(token)
+        jobs = _jobs(pipeline, inputs, check_weights(pipeline.names, weights), step, state or {})
+        record = None if inputs.traced else checks.Record.of(pipeline, jobs, inputs, state)
+        if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
+            raise CheckError(findings)
+        targets = _targets(pipeline, inputs, gradients)
+        keep = gradients is not None and (gradients.keep or gradients.cosines)
+        combination = Combination(jobs, inputs, targets, keep=keep)
+        context = CallContext(inputs, targets, step, announcer)
+        states, failure = runner(plan_of(jobs, inputs, targets, keep=keep), context, combination)
+        # A term that rests, or is skipped, keeps its state.
+        known = {term.name for term in pipeline.all_terms}
+        kept = {name: part for name, part in (state or {}).items() if name in known}
+        output = combination.output(
+            state={**kept, **states},
+            has_base=len(jobs) > 0 and jobs[0].term is pipeline.base,
+            cosines=gradients is not None and gradients.cosines,
+            # The gradient of a term that turned out not to be finite is in the sum.
+            gradients=failure is None,
+            record=record,
+        )
+        if failure is not None:
+            failure.output = output
+            raise failure
+    except BaseException as error:
+        announcer.fail(error)
+        raise
+    announcer.stop(output)
+    return output
 
 
-class Call:
-    """One call of a pipeline that takes gradients, or that somebody listens to."""
-
-    __slots__ = ("asked", "began", "gradients", "heard", "metadata", "pipeline", "quiet", "running", "step")
-
-    def __init__(self, pipeline: "Pipeline", step: Any, asked: tuple[Sequence[str] | None, bool] | None) -> None:
-        """`asked` is what gradients are taken with respect to, and whether cosines are wanted; None without them."""
-        self.pipeline: Pipeline = pipeline
-        self.step: Any = step
-        self.asked: tuple[Sequence[str] | None, bool] | None = asked
-        self.gradients: Gradients | None = None
-        self.running: Term | None = None
-
-    def start(self, quiet: bool) -> None:
-        """Announce the call, unless a compiler is looking or nobody listens."""
-        self.quiet: bool = quiet
-        # Who attaches in the middle of a call hears of the next one.
-        self.heard: bool = len(events.handlers) > 0 and not quiet
-        if not self.heard:
-            return
-        self.began: float = time.perf_counter()
-        number = _whole.get()
-        # What terms call themselves is no part of it.
-        _whole.set(None)
-        self.metadata: dict[str, Any] = {
-            "call": next(_calls) if number is None else number,
-            "pipeline": self.pipeline.name,
-            "term_count": sum(term.enabled for term in self.pipeline.terms),
-            "step": self.step,
-            "track_grad_norms": self.asked is not None,
-        }
-        events.emit("pipeline.start", {"time": time.time(), "monotonic_time": time.monotonic()}, self.metadata)
-
-    def stop(self, output: LossOutput) -> None:
-        """Announce its output."""
-        if not self.heard:
-            return
-        measured = {
-            "duration": time.perf_counter() - self.began,
-            "monotonic_time": time.monotonic(),
-            "loss_total": output.total,
-            "regularizer_total": output.regularizer_total,
-            "total_grad_norm": output.total_grad_norm,
-        }
-        events.emit("pipeline.stop", measured, {**self.metadata, "output": output})
-
-    def failed(self, error: BaseException) -> None:
-        """Announce that it failed, and at which term."""
-        if self.heard:
-            metadata = {**self.metadata, "error": error, "term": None if self.running is None else self.running.name}
-            events.emit("pipeline.exception", {"duration": time.perf_counter() - self.began}, metadata)
-
-    def differentiate(self, inputs: Mapping[str, Any], terms: Sequence[Term]) -> None:
-        """From now on take gradients too, with respect to what was asked for, or what the terms read."""
-        assert self.asked is not None, "called by value_and_grad"
-        wrt, cosines = self.asked
-        read = [name for term in terms if term.enabled for name in term.inputs.values()] if wrt is None else wrt
-        targets = Targets.of("value_and_grad", inputs, read, asked=wrt is not None)
-        self.gradients = Gradients(targets, cosines)
-
-    def evaluate(self, term: Term, weight: Weight, inputs: Mapping[str, Any], state: Any, due: Any) -> tuple[Row, Any]:
-        """A term's row and its new state, with the events of a term around it where somebody listens."""
-        if not self.heard:
-            return guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
-        began = self.term_began(term, weight)
-        try:
-            row, new = guarded(term, weight, inputs, self.step, state, self.gradients, self.quiet, due)
-        except BaseException as error:
-            self.term_broke(began, error)
-            raise
-        self.term_ended(began, row)
-        return row, new
-
-    def term_began(self, term: Term, weight: Weight) -> tuple[float, dict[str, Any]]:
-        """Announce that a term begins; what this gives goes to `term_ended`."""
-        if not self.heard:
-            return _UNHEARD
-        self.running = term
-        metadata: dict[str, Any] = {
-            "call": self.metadata["call"],
-            "name": term.name,
-            "weight": weight,
-            "runs": term.runs,
-            "async": term.asynchronous,
-            "step": self.step,
-        }
-        events.emit("term.start", {"time": time.time()}, metadata)
-        return time.perf_counter(), metadata
-
-    def term_ended(self, began: tuple[float, dict[str, Any]], row: Row) -> None:
-        """Announce what came of a term."""
-        if not self.heard:
-            return
-        start, metadata = began
-        _, value, weight, grad_norm, _, _, _, duration, error = row
-        if error is not None:
-            _term_failed(error, time.perf_counter() - start, metadata)
-        else:
-            measured = {"duration": duration, "value": value, "contribution": weight * value, "grad_norm": grad_norm}
-            events.emit("term.stop", measured, metadata)
-        self.running = None
-
-    def term_broke(self, began: tuple[float, dict[str, Any]], error: BaseException) -> None:
-        """Announce that a term ends the call."""
-        start, metadata = began
-        _term_failed(error, time.perf_counter() - start, metadata)
-
-    def taken(
-        self, term: Term, weight: Weight, value: Any, leaves: Sequence[Any] | None
-    ) -> tuple[Any, Mapping[str, Any]]:
-        """Add the gradient of a term that was evaluated before; its norms."""
-        if self.gradients is None:
-            return None, NOTHING
-        return self.gradients.take(term.name, value, leaves, weight, 1.0)
+def plan_call(pipeline: "Pipeline", inputs: CallInputs, step: Any, gradients: Gradients | None) -> Plan:
+    """The plan of such a call."""
+    jobs = _jobs(pipeline, inputs, {}, _checked_step(step), {})
+    keep = gradients is not None and (gradients.keep or gradients.cosines)
+    return plan_of(jobs, inputs, _targets(pipeline, inputs, gradients), keep=keep)
 
 
-Runner: TypeAlias = Callable[
-    [Call, Sequence[Job], Mapping[str, Any]], tuple[Sequence[tuple[Row, Any]], "TermError | NonFiniteError | None"]
-]
-"""Evaluates the terms of a call: a row and a new state for each, and what to raise when the output is made."""
+def inputs_of(pipeline: "Pipeline", positional: tuple[Any, ...], named: dict[str, Any]) -> CallInputs:
+    """The inputs of a call: one by position, which every term reads, or any number by name."""
+    if not positional:
+        if not pipeline.unmapped.isdisjoint(named):
+            check_unmapped(pipeline.all_terms, named)
+        return CallInputs.of(prepared(named))
+    if named or len(positional) > 1:
+        count = f"{len(positional)} positional and {len(named)} named"
+        raise InputError(f"a call takes one positional input, or named inputs; given: {count}")
+    for term in pipeline.all_terms:
+        if term.enabled and len(term.inputs) != 1:
+            names = ", ".join(term.inputs.values()) or "no input"
+            raise InputError(f"{term.name}: reads {names}; pass inputs by name, not by position")
+    return CallInputs.of(prepared(dict.fromkeys((INPUT,), *positional)), alone=True)
 
 
-def _term_failed(error: BaseException, duration: float, metadata: Mapping[str, Any]) -> None:
-    phase = "gradient" if isinstance(error, GradientError) else getattr(error, "phase", "value")
-    events.emit("term.exception", {"duration": duration}, {**metadata, "phase": phase, "error": error})
+def check_wrt(function: str, wrt: str | Sequence[str] | None) -> Sequence[str] | None:
+    """What gradients are taken with respect to, as names; None is whatever requires one."""
+    names = (wrt,) if isinstance(wrt, str) else wrt
+    if owner(wrt) is not None:
+        raise OptionError(function, "wrt", "an array", "the name of an input, or names")
+    if names is not None and (not names or not all(isinstance(cast("object", name), str) for name in names)):
+        raise OptionError(function, "wrt", wrt, "a name or names of inputs, or None")
+    return names
 
 
-def guarded(
-    term: Term,
-    weight: Weight,
-    inputs: Mapping[str, Any],
-    step: Any,
-    state: Any,
-    gradients: Gradients | None,
-    quiet: bool,
-    due: Any,
-) -> tuple[Row, Any]:
-    """A term's row and its new state, with an error in place of a value where the term fails and may be skipped."""
-    start = 0.0 if quiet else time.perf_counter()
-    grad_norm = grad_error = None
-    grad_norms: Mapping[str, Any] = NOTHING
-    try:
-        if gradients is None:
-            value, _, metrics, new = compute(term, inputs, step, state)
-        else:
-            counted = weight if due is True else gradients.targets.ops.where(due, weight, 0.0)
-            tiled = None if quiet else in_tiles(term, inputs, gradients, counted)
-            if tiled is not None:
-                value, grad_norm, grad_norms = tiled
-                metrics, new = NOTHING, None
-            else:
-                scale = gradients.scale(counted)
-                result, leaves, grad_error = differentiate(
-                    term, inputs, gradients.targets, step=step, state=state, scale=scale
-                )
-                value, _, metrics, new = result
-                if due is not True and leaves is not None:
-                    # Where it rests, whatever its gradient is there.
-                    leaves = [None if leaf is None else gradients.targets.ops.where(due, leaf, 0.0) for leaf in leaves]
-                grad_norm, grad_norms = gradients.take(term.name, value, leaves, counted, scale)
-    except TermError as error:
-        if term.on_error == "raise":
-            raise
-        return failed_row(term, weight, error), None
-    if due is not True:
-        ops = owner(due)
-        assert ops is not None, "a plain step was decided before"
-        value = ops.where(due, value, 0.0)
-        grad_norm = None if grad_norm is None else ops.where(due, grad_norm, 0.0)
-        grad_norms = {name: ops.where(due, norm, 0.0) for name, norm in grad_norms.items()}
-        if new is not None:
-            # A running mean that has not begun yet is NaN, and begins at the next value.
-            before = math.nan if state is None and isinstance(term.fn, Wrapper) else state
-            new = new if before is None else _chosen(ops, due, new, before)
-    duration = None if quiet else time.perf_counter() - start
-    return (term.name, value, weight, grad_norm, grad_error, grad_norms, metrics, duration, None), new
+def is_due(term: Term, step: Any) -> Any:
+    """Whether the term runs at this step; where the step is traced, an array that says so."""
+    if term.every == 1:
+        return True
+    if step is None:
+        raise InputError(f"{term.name}: runs every {term.every} steps; pass step= to the call")
+    due: Any = step % term.every == 0
+    if owner(due) is None:
+        # By a branch: inside torch.compile a step is a symbol, and bool() of it would be one too.
+        return True if due else False  # noqa: SIM210
+    return due
 
 
-def failed_row(term: Term, weight: Weight, error: BaseException) -> Row:
-    """The row of a term that has an error in place of a value."""
-    # Without the frames, which would keep the inputs alive as long as the output; one that is raised shows where.
-    chain: list[BaseException | None] = [error] if term.on_error == "skip" else []
-    while chain:
-        one = chain.pop()
-        if one is not None:
-            one.__traceback__ = None
-            chain += [one.__cause__, None if one.__context__ is one.__cause__ else one.__context__]
-    return term.name, None, weight, None, None, NOTHING, NOTHING, None, error
+def _jobs(
+    pipeline: "Pipeline", inputs: CallInputs, overrides: Mapping[str, Weight], step: Any, state: Mapping[str, Any]
+) -> list[Job]:
+    """The terms that are due, in order, the base loss first."""
+    jobs: list[Job] = []
+    for term in pipeline.all_terms:
+        if not term.enabled or (due := is_due(term, step)) is False:
+            continue
+        if step is None and _needs_step(term):
+            raise InputError(f"{term.name}: takes the step; pass step= to the call")
+        weight = weight_of(term, overrides, step)
+        jobs.append(Job(len(jobs), term, weight, state.get(term.name), due))
+    return jobs
 
 
-def _chosen(ops: Backend, due: Any, new: Any, before: Any) -> Any:
-    """The new state where due, array by array."""
-    if is_mapping(new):
-        return {
-            key: _chosen(ops, due, part, before[key] if is_mapping(before) else before) for key, part in new.items()
-        }
-    if is_row(new):
-        kind: Any = type(new)
-        others = before if is_row(before) else [before] * len(new)
-        parts = [_chosen(ops, due, part, other) for part, other in zip(new, others, strict=True)]
-        return getattr(kind, "_make", kind)(parts)
-    return new if owner(new) is None else ops.where(due, new, before)
+def _needs_step(term: Term) -> bool:
+    inner = getattr(term.fn, "term", None)
+    return term.needs_step or (isinstance(inner, Term) and _needs_step(inner))
+
+
+def _targets(pipeline: "Pipeline", inputs: CallInputs, gradients: Gradients | None) -> Targets | None:
+    if gradients is None:
+        return None
+    requested = gradients.wrt is not None
+    names = gradients.wrt or [name for t in pipeline.all_terms if t.enabled for name in t.inputs.values()]
+    if inputs.alone and not requested:
+        names = [INPUT]
+    return Targets.of("value_and_grad", inputs, names, requested=requested)
+
+
+def _is_transformed(inputs: CallInputs) -> bool:
+    """Whether the call is inside jit, vmap or the like although no input is: a constant made here is traced."""
+    return bool(events.handlers) and inputs.ops is not None and inputs.ops.tracing(inputs.ops.zero(inputs.like))
+
+
+def _checked_step(step: Any) -> Any:
+    """The step as a whole number, or as the 0-d array of PyTorch or JAX that it is."""
+    ops = owner(step)
+    if ops is not None and ops.LIBRARY == "NumPy" and step.dtype.kind in "iu" and not step.shape:
+        step, ops = int(step), None
+    if step is None or (ops is not None and ops.LIBRARY != "NumPy" and not len(step.shape)):
+        return step
+    if ops is None and is_whole(step) and step >= 0:
+        return step
+    raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array of one")

@@ -5,8 +5,8 @@ from typing import Any
 
 from ..backends import Backend, owner
 from ..errors import TermError
+from ..functional.penalty import facts_of
 from ..functional.reduction import weighted_mean
-from .catalogue import OVER_CLASSES
 from .term import Term
 
 __all__ = ["in_chunks"]
@@ -21,15 +21,16 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
     options = {key: value for key, value in keywords.items() if owner(value) is None or key not in term.inputs}
     cut = {key: value for key, value in keywords.items() if key not in options}
     parts = [*arguments, *cut.values()]
-    places = [index for index, part in enumerate(parts) if owner(part) is not None]
-    if not places:
+    indices = [index for index, part in enumerate(parts) if owner(part) is not None]
+    if not indices:
         raise TermError(term.name, "chunk= needs an array with rows among its inputs; got none")
-    arrays = [parts[index] for index in places]
+    arrays = [parts[index] for index in indices]
     rows = {tuple(array.shape[:1]) for array in arrays}
     if len(rows) > 1 or () in rows:
         shapes = ", ".join(str(tuple(array.shape)) for array in arrays)
         raise TermError(term.name, f"chunk= needs inputs with as many rows each; got shapes {shapes}")
-    if term.fn in OVER_CLASSES and len(arrays[0].shape) < 2:
+    facts = facts_of(term.fn)
+    if facts is not None and facts.classes and len(arrays[0].shape) < 2:
         raise TermError(term.name, f"chunk= cuts rows; its input of shape {tuple(arrays[0].shape)} has one axis only")
     ops: Backend = owner(arrays[0])  # pyright: ignore[reportAssignmentType]
     count = len(arrays[0])
@@ -40,7 +41,7 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
 
     def piece(*cuts: Any) -> Any:
         given = list(parts)
-        for index, value in zip(places, cuts, strict=True):
+        for index, value in zip(indices, cuts, strict=True):
             given[index] = value
         positional = given[: len(arguments)]
         named = dict(zip(cut, given[len(arguments) :], strict=True))

@@ -1,4 +1,4 @@
-"""From terms to the total: values, gradients, norms and cosines."""
+"""From evaluations to the output: the total, its gradient, norms, the Gram matrix. Coefficients are applied here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -7,16 +7,18 @@ import numpy as np
 
 from ..backends import Backend, owner
 from ..errors import BackendError, TermError
-from .output import BASE, LossOutput, TermOutput, Terms
-from .reading import Row
+from .evaluation import Evaluation
+from .inputs import CallInputs
+from .output import LossOutput, TermOutput
+from .plan import Job
 from .targets import Targets
-from .term import Term, Weight
+from .term import Weight
 
-__all__ = ["Gradients", "Sums", "combined", "cosines_of"]
+__all__ = ["Combination", "Sums", "cosines_of"]
 
 
 class Sums:
-    """A sum of gradients, leaf by leaf, that takes them as they come."""
+    """`Σ coefficient·gradient`, leaf by leaf; each gradient may be freed once it is added."""
 
     __slots__ = ("leaves", "ops", "owned")
 
@@ -26,206 +28,180 @@ class Sums:
         self.leaves: list[Any] = [None] * count
         self.owned: list[bool] = [False] * count
 
-    def add(self, gradients: Sequence[Any], weight: Weight) -> None:
-        """Add a gradient times its weight; None is 0."""
-        for place, gradient in enumerate(gradients):
+    def add(self, gradients: Sequence[Any], coefficient: Weight) -> None:
+        """Add a gradient times its coefficient; None is 0."""
+        for index, gradient in enumerate(gradients):
             if gradient is not None:
-                before = self.leaves[place]
-                self.leaves[place] = self.ops.accumulate(before, gradient, weight, owned=self.owned[place])
-                # The first one may be autograd's own; from the second on the sum is ours.
-                self.owned[place] = before is not None
-
-    def own(self, place: int, like: Any) -> Any:
-        """The sum at a leaf as an array of ours, that may be added to in place."""
-        if not self.owned[place]:
-            whole, before = self.ops.zeros_like(like), self.leaves[place]
-            self.leaves[place] = whole if before is None else self.ops.accumulate(whole, before, 1.0, owned=True)
-            self.owned[place] = True
-        return self.leaves[place]
+                before, owned = self.leaves[index], self.owned[index]
+                self.leaves[index] = self.ops.accumulate(before, gradient, coefficient, owned=owned)
+                # The first may be the caller's or autograd's own array; from the second on the sum is ours.
+                self.owned[index] = before is not None
 
 
-class Gradients:
-    """The gradients of the terms of one call, added up as they come: each is freed before the next."""
+class Combination:
+    """What the terms of one call add up to; takes their evaluations as they come."""
 
-    __slots__ = ("bound", "cosines", "kept", "learned", "loose", "targets")
+    __slots__ = ("attached", "detached", "inputs", "jobs", "keep", "kept", "learned", "outputs", "targets")
 
-    def __init__(self, targets: Targets, cosines: bool) -> None:
-        """Nothing yet."""
-        self.targets: Targets = targets
-        self.cosines: bool = cosines
-        self.loose: Sums = Sums(targets.ops, len(targets.leaves))
-        """Of the terms whose values hang on nothing any more."""
-        self.bound: Sums = Sums(targets.ops, len(targets.leaves))
-        """Of those whose values are still on the caller's graph."""
-        self.kept: dict[str, Sequence[Any]] = {}
-        """Those of all terms, where cosines are wanted."""
-        self.learned: list[tuple[Any, Weight]] = []
-        """Values and their weights that require a gradient themselves, which may be of our inputs."""
+    def __init__(self, jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, keep: bool) -> None:
+        """Nothing yet. With `keep` the gradient of every term is held; otherwise each is freed once it is added."""
+        self.jobs: Sequence[Job] = jobs
+        self.inputs: CallInputs = inputs
+        self.targets: Targets | None = targets
+        self.keep: bool = keep
+        self.outputs: list[TermOutput | None] = [None] * len(jobs)
+        self.kept: list[Sequence[Any] | None] = [None] * len(jobs)
+        if targets is not None:
+            self.detached: Sums = Sums(targets.ops, len(targets.leaves))
+            """Of the values that are numbers by now: the sum is stitched into the graph of the total."""
+            self.attached: Sums = Sums(targets.ops, len(targets.leaves))
+            """Of the values that are still on the caller's graph."""
+            self.learned: list[tuple[Any, Weight]] = []
+            """Values whose weights require a gradient themselves, perhaps of our inputs."""
 
-    def scale(self, weight: Weight) -> float:
-        """What a term's gradient is to be multiplied by as it is computed, which is free.
+    def take(self, job: Job, evaluation: Evaluation) -> None:
+        """Add an evaluation."""
+        gradient = None
+        if self.targets is not None and evaluation.error is None:
+            gradient = self._take_gradient(self.targets, job, evaluation)
+        self.outputs[job.index] = TermOutput(
+            job.term.name,
+            evaluation.value,
+            job.weight,
+            evaluation.grad_norm,
+            evaluation.grad_error,
+            evaluation.grad_norms,
+            evaluation.metrics,
+            evaluation.duration,
+            evaluation.error,
+            gradient,
+        )
 
-        Its weight, if the norm can be told from the product: not 0, nor so small or large that digits are lost.
-        """
-        return weight if type(weight) is float and 1e-6 <= weight <= 1e6 else 1.0
+    def _take_gradient(self, targets: Targets, job: Job, evaluation: Evaluation) -> Any:
+        if getattr(job.weight, "requires_grad", False):
+            self.learned.append((evaluation.value, job.weight))
+        if evaluation.gradient is None:
+            return None
+        leaves = targets.leaves_of(evaluation.gradient)
+        sums = self.detached if targets.ops.detached(evaluation.value) else self.attached
+        sums.add(leaves, job.weight)
+        if not self.keep:
+            return None
+        self.kept[job.index] = leaves
+        structured = targets.structured(leaves)
+        return next(iter(structured.values())) if self.inputs.alone else structured
 
-    def take(
-        self, name: str, value: Any, leaves: Sequence[Any] | None, weight: Weight, scale: float
-    ) -> tuple[Any, Mapping[str, Any]]:
-        """Add a gradient of this scale; gives its norm over all inputs, and over each if there are several."""
-        ops = self.targets.ops
-        if getattr(weight, "requires_grad", False):
-            self.learned.append((value, weight))
-        if leaves is None:
-            return None, {}
-        present = [gradient for gradient in leaves if gradient is not None]
-        # The norm first: the sum then finds the gradient in the cache, and pushes it out.
-        norm = ops.norm(present) / scale
-        norms: dict[str, Any] = {}
-        if len(self.targets.nests) > 1:
-            for one in self.targets.nests:
-                belongs = [g for g, whose in zip(leaves, self.targets.names, strict=True) if whose == one]
-                here = [gradient for gradient in belongs if gradient is not None]
-                if here:
-                    norms[one] = ops.norm(here) / scale
-        sums = self.loose if ops.loose(value) else self.bound
-        sums.add(leaves, 1.0 if scale is weight else weight)
-        if self.cosines:
-            self.kept[name] = leaves
-        return norm, norms
+    def take_combined(self, gradients: Sequence[Any]) -> None:
+        """Add the gradient of a fused group, which contains the coefficients."""
+        self.detached.add(gradients, 1.0)
 
-    def stitched(self, total: Any) -> Any:
-        """The total as a function of the inputs: what the loose terms add to its gradient is known."""
-        pairs = [pair for pair in zip(self.targets.leaves, self.loose.leaves, strict=True) if pair[1] is not None]
+    def fail(self, job: Job, error: BaseException) -> None:
+        """Put an error in place of an evaluation that was taken."""
+        self.outputs[job.index] = TermOutput(job.term.name, None, job.weight, error=error)
+
+    def output(
+        self, *, state: Mapping[str, Any], has_base: bool, cosines: bool, gradients: bool = True, record: Any = None
+    ) -> LossOutput:
+        """The output of the call."""
+        terms = [cast("TermOutput", output) for output in self.outputs]
+        ops, like = self._library(terms)
+        values: list[Any] = []
+        weights: list[Weight] = []
+        for job, term in zip(self.jobs, terms, strict=True):
+            if term.value is None:
+                continue
+            values.append(_in_library(job, term.value, ops, like))
+            weights.append(term.weight)
+            if owner(term.weight) not in (None, ops):
+                raise BackendError(
+                    f"{term.name}: the weight is not a {ops.LIBRARY} array, as the value is; convert the weight"
+                )
+        base = terms.pop(0) if has_base else None
+        base_value = None
+        if base is not None and base.value is not None:
+            base_value, values, weights = values[0], values[1:], weights[1:]
+        regularizers = ops.weighted_sum(values, weights) if values else ops.zero(like)
+        total = regularizers if base_value is None else ops.add([base_value, regularizers])
+        by_name = {term.name: term for term in terms}
+        targets = self.targets if gradients else None
+        if targets is None:
+            return LossOutput(total, by_name, base, regularizers, state=state, record=record)
+        total = self._stitched(targets, total)
+        leaves = self._total_gradient(targets)
+        structured = targets.structured(leaves)
+        gram = self._gram(targets) if self.keep else None
+        return LossOutput(
+            total,
+            by_name,
+            base,
+            regularizers,
+            targets.ops.norm(leaves),
+            next(iter(structured.values())) if self.inputs.alone else structured,
+            cosines_of(targets.ops, gram) if cosines else None,
+            state,
+            gram,
+            record,
+        )
+
+    def _library(self, terms: Sequence[TermOutput]) -> tuple[Backend, Any]:
+        """The library that the total is in: that of the first value that can have a gradient."""
+        for job, term in zip(self.jobs, terms, strict=True):
+            ops = owner(term.value) if job.term.differentiable else None
+            if ops is not None:
+                return ops, term.value
+        if self.inputs.ops is not None:
+            return self.inputs.ops, self.inputs.like
+        blank = np.zeros(())
+        return cast("Backend", owner(blank)), blank
+
+    def _stitched(self, targets: Targets, total: Any) -> Any:
+        """The total as a function of the inputs: the gradient of the detached terms is known."""
+        pairs = [pair for pair in zip(targets.leaves, self.detached.leaves, strict=True) if pair[1] is not None]
         if not pairs:
             return total
-        return self.targets.ops.stitch(total, [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
+        return targets.ops.stitch(total, [leaf for leaf, _ in pairs], [gradient for _, gradient in pairs])
 
-    def total(self) -> tuple[list[Any], Any]:
-        """The gradient of the total at each leaf, and its norm."""
-        ops, leaves = self.targets.ops, self.targets.leaves
-        gradients = self.loose.leaves
-        if any(gradient is not None for gradient in self.bound.leaves):
-            self.bound.add(self.loose.leaves, 1.0)
-            gradients = self.bound.leaves
+    def _total_gradient(self, targets: Targets) -> list[Any]:
+        """The gradient of the total at each leaf."""
+        ops, leaves = targets.ops, targets.leaves
+        gradients: Sequence[Any] = self.detached.leaves
+        if any(gradient is not None for gradient in self.attached.leaves):
+            self.attached.add(self.detached.leaves, 1.0)
+            gradients = self.attached.leaves
         if self.learned:
-            gradients = self._with_weights(gradients)
+            gradients = ops.add_weight_gradients(gradients, leaves, self.learned)
         filled = [
-            ops.zeros_like(leaf) if gradient is None else gradient
+            # In the dtype of the input: sums at float16 are float32 up to here.
+            ops.zeros_like(leaf)
+            if gradient is None
+            else gradient
+            if gradient.dtype == leaf.dtype
+            else ops.cast(gradient, leaf)
             for leaf, gradient in zip(leaves, gradients, strict=True)
         ]
-        return ops.separate(filled), ops.norm(filled)
+        # One array each, that may be written to without changing another, or a gradient that is kept.
+        kept = [gradient for term in self.kept if term is not None for gradient in term if gradient is not None]
+        return ops.separate([*kept, *filled])[len(kept) :]
 
-    def _with_weights(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """The sum with `value · ∂weight` added, where a weight depends on an input; only PyTorch's weights know."""
-        import torch
-
-        places = [place for place, leaf in enumerate(self.targets.leaves) if leaf.requires_grad]
-        if not places or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return gradients
-        share: Any = sum(self.targets.ops.stop_gradient(value) * weight for value, weight in self.learned)
-        points = [self.targets.leaves[place] for place in places]
-        found = torch.autograd.grad(share, points, retain_graph=True, allow_unused=True)
-        sums = list(gradients)
-        for place, gradient in zip(places, cast("Sequence[Any]", found), strict=True):
-            if gradient is not None:
-                sums[place] = gradient if sums[place] is None else sums[place] + gradient
-        return sums
-
-    def matrix(self, names: Sequence[str]) -> Any:
-        """The cosines between these terms, NaN for one without a gradient."""
-        nothing = [None] * len(self.targets.leaves)
-        return cosines_of(self.targets.ops, [self.kept.get(name, nothing) for name in names])
+    def _gram(self, targets: Targets) -> Any:
+        nothing = [None] * len(targets.leaves)
+        return targets.ops.gram([leaves or nothing for leaves in self.kept])
 
 
-def cosines_of(ops: Backend, rows: Sequence[Sequence[Any]]) -> Any:
-    """The matrix of cosines between rows, each some arrays taken as one vector; NaN where one is 0."""
-    products = ops.gram(rows)
-    lengths = ops.sqrt(products.diagonal())
-    return products / (lengths[:, None] * lengths[None, :])
+def cosines_of(ops: Backend, gram: Any) -> Any:
+    """The matrix of cosines of a Gram matrix; NaN for a vector that is 0."""
+    lengths = ops.sqrt(gram.diagonal())
+    return gram / (lengths[:, None] * lengths[None, :])
 
 
-def combined(
-    terms: Sequence[Term],
-    rows: Sequence[Row],
-    base: Term | None,
-    ops: Backend | None,
-    like: Any,
-    gradients: Gradients | None,
-    state: Mapping[str, Any],
-    *,
-    single: bool,
-    bare: bool,
-) -> Any:
-    """The output of a call, or its `bare` total, of the terms that ran and their rows; the base loss comes first."""
-    library, like = _library(terms, rows, ops, like)
-    kind = cast("type[Any]", type(like))
-    values: list[Any] = []
-    weights: list[Weight] = []
-    for place, row in enumerate(rows):
-        value, weight = row[1], row[2]
-        if type(value) is not kind:
-            if value is None:
-                continue
-            if owner(value) is not library:
-                value = _foreign(terms[place], value, library, like)
-        if type(weight) is not float and owner(weight) not in (None, library):
-            name = row[0]
-            raise BackendError(f"{name}: the weight is no {library.LIBRARY} array, as the value is; convert it")
-        values.append(value)
-        weights.append(weight)
-    base_output = base_value = None
-    if base is not None and terms and terms[0] is base:
-        base_output, rows = TermOutput(*rows[0]), rows[1:]
-        if base_output.value is not None:
-            base_value, values, weights = values[0], values[1:], weights[1:]
-    regularizers = library.weighted_sum(values, weights) if values else library.zero(like)
-    total = regularizers if base_value is None else library.add([base_value, regularizers])
-    if bare:
-        return total
-    outputs = Terms(rows)
-    if gradients is None:
-        return LossOutput(total, outputs, base_output, regularizers, state=state)
-    total = gradients.stitched(total)
-    leaves, norm = gradients.total()
-    structured = gradients.targets.structured(leaves)
-    names = [*([] if base_output is None else [BASE]), *[row[0] for row in rows]]
-    return LossOutput(
-        total,
-        outputs,
-        base_output,
-        regularizers,
-        norm,
-        next(iter(structured.values())) if single else structured,
-        gradients.matrix(names) if gradients.cosines else None,
-        state,
-    )
-
-
-def _library(terms: Sequence[Term], rows: Sequence[Row], ops: Backend | None, like: Any) -> tuple[Backend, Any]:
-    """The library that the total is in: that of the first value that can have a gradient."""
-    if rows and ops is not None and type(rows[0][1]) is type(like) and terms[0].differentiable:
-        return ops, rows[0][1]
-    for term, row in zip(terms, rows, strict=True):
-        if term.differentiable and row[1] is not None:
-            found = owner(row[1])
-            assert found is not None, "a value is an array"
-            return found, row[1]
-    if ops is not None:
-        return ops, like
-    blank = np.zeros(())
-    numpy = owner(blank)
-    assert numpy is not None, "an array of NumPy's"
-    return numpy, blank
-
-
-def _foreign(term: Term, value: Any, library: Backend, like: Any) -> Any:
+def _in_library(job: Job, value: Any, library: Backend, like: Any) -> Any:
     """A constant of another library as one of this; a value that should have a gradient cannot come from elsewhere."""
     ops = owner(value)
-    assert ops is not None, "a value is an array"
-    if term.differentiable:
+    if ops is library or ops is None:
+        return value
+    if job.term.differentiable:
         raise TermError(
-            term.name,
+            job.term.name,
             f"returned a {ops.LIBRARY} array and the terms before it {library.LIBRARY} arrays; expected one library",
         )
     return library.as_array(value, like)

@@ -1,75 +1,99 @@
-"""Computing one term once: value, gradient, metrics and new state."""
+"""Computing the terms of a group once: values, gradients, metrics and new state. Nothing else evaluates terms."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from .. import trees
 from ..backends import owner
 from ..errors import GradientError, InputError, TermError, said
 from .chunks import in_chunks
-from .evaluation import Evaluation, Result, completed
-from .inputs import arrays_in, lookup, reads, surroundings
-from .kinds import is_mapping, is_row
-from .reading import NOTHING
+from .evaluation import Evaluation
+from .inputs import CallInputs
+from .plan import Fused, Group
+from .returned import evaluation_of
 from .targets import Targets
 from .term import Term
 
-__all__ = ["compute", "differentiate", "evaluate"]
+__all__ = ["Evaluated", "compute", "differentiate", "evaluate", "evaluate_term"]
+
+
+class Evaluated(NamedTuple):
+    """What came of a group."""
+
+    evaluations: Sequence[Evaluation]
+    """One for each of its terms."""
+    combined: Sequence[Any] | None = None
+    """From a kernel: `Σ coefficient·gradient` of the group at each leaf of the targets; the evaluations have none."""
 
 
 def evaluate(
+    group: Group,
+    inputs: CallInputs,
+    targets: Targets | None,
+    *,
+    step: Any = None,
+    coefficients: Sequence[Any] | None = None,
+) -> Evaluated:
+    """Every term of the group, computed once; with targets, gradients at their leaves are taken, too."""
+    start = 0.0 if inputs.traced else time.perf_counter()
+    combined = None
+    if group.fused is not None and targets is not None:
+        evaluations, combined = _by_kernel(group.fused, targets, coefficients or [1.0] * len(group.jobs))
+    else:
+        (job,) = group.jobs
+        if targets is None:
+            evaluations = [compute(job.term, inputs, step, job.state)]
+        else:
+            weight = 1.0 if coefficients is None else coefficients[0]
+            evaluations = [differentiate(job.term, inputs, targets, step, job.state, weight)]
+    if not inputs.traced:
+        # A kernel's time is shared out evenly: it computes its terms in one sweep.
+        share = (time.perf_counter() - start) / len(evaluations)
+        for evaluation in evaluations:
+            evaluation.duration = share
+    return Evaluated(evaluations, combined)
+
+
+def evaluate_term(
     term: Term, inputs: Mapping[str, Any], wrt: Sequence[str] = (), *, step: Any = None, state: Any = None
 ) -> Evaluation:
-    """Compute a term once, with its gradient with respect to the inputs that `wrt` names.
+    """A term by itself, with its gradient with respect to the inputs that `wrt` names.
 
     >>> import torch
     >>> import penalties as pn
-    >>> from penalties.pipeline.evaluate import evaluate
-    >>> evaluate(pn.Term(pn.l2), {"x": torch.tensor([1.0, 2.0])}, wrt=("x",)).gradient
+    >>> from penalties.pipeline.evaluate import evaluate_term
+    >>> evaluate_term(pn.Term(pn.l2), {"x": torch.tensor([1.0, 2.0])}, wrt=("x",)).gradient
     {'x': tensor([2., 4.])}
     """
-    quiet, _, _ = surroundings(inputs)
-    start = 0.0 if quiet else time.perf_counter()
-    if not wrt:
-        (value, gradient, metrics, new), grad_error = compute(term, inputs, step, state), None
-    else:
-        targets = Targets.of(term.name, inputs, wrt)
-        (value, _, metrics, new), leaves, grad_error = differentiate(term, inputs, targets, step=step, state=state)
-        gradient = None if leaves is None else targets.structured(leaves)
-    return Evaluation(value, gradient, metrics, new, None if quiet else time.perf_counter() - start, grad_error)
+    given = CallInputs.of(inputs)
+    targets = Targets.of(term.name, given, wrt) if wrt else None
+    return evaluate(Group.of(term, state), given, targets, step=step).evaluations[0]
 
 
-def compute(term: Term, inputs: Mapping[str, Any], step: Any = None, state: Any = None) -> Result:
-    """The value of a term, on the graph of its inputs."""
-    name = term.name
-    arguments = [inputs[wanted] if wanted in inputs else lookup(name, inputs, wanted) for wanted in term.positional]
-    keywords = term.keywords
-    if not term.plain or (term.seed is not None and step is not None):
-        keywords = _keywords(term, inputs, step, state)
+def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> Evaluation:
+    """A term's value, on the graph of its inputs."""
+    read = {name: inputs.find(term.name, name) for name in term.inputs.values()}
+    arguments = [read[name] for name in term.positional]
+    keywords = _keywords(term, read, step, state)
     try:
         result = term.call(*arguments, **keywords) if term.chunk is None else in_chunks(term, arguments, keywords)
-    except (TermError, InputError):
+    except TermError:
         raise
     except Exception as error:
-        raise TermError(name, f"raised {said(error)}") from error
-    if term.returns_value and arguments:
-        # The common case, without another frame: the budget is a few microseconds a term.
-        like = arguments[0]
-        library = owner(like)
-        if library is not None and type(result) is type(like) and library.settled(result, like):
-            return result, None, NOTHING, None
-    return completed(term, arguments, keywords, result)
+        raise TermError(term.name, f"raised {said(error)}") from error
+    return evaluation_of(term, read, result)
 
 
-def _keywords(term: Term, inputs: Mapping[str, Any], step: Any, state: Any) -> dict[str, Any]:
+def _keywords(term: Term, read: Mapping[str, Any], step: Any, state: Any) -> dict[str, Any]:
     keywords = dict(term.keywords)
-    for parameter, wanted in term.named:
-        keywords[parameter] = lookup(term.name, inputs, wanted)
+    for parameter, name in term.named:
+        keywords[parameter] = read[name]
     if term.takes_state:
         keywords["state"] = state
     if term.takes_step:
         if step is None and term.needs_step:
-            raise InputError(f"{term.name}: asks for the step; pass step= to the call")
+            raise InputError(f"{term.name}: takes the step; pass step= to the call")
         keywords["step"] = step
     if term.seed is not None and step is not None:
         keywords["seed"] = _folded(term.seed, step)
@@ -87,83 +111,77 @@ def _folded(seed: int, step: Any) -> Any:
 
 
 def differentiate(
-    term: Term,
-    inputs: Mapping[str, Any],
-    targets: Targets,
-    *,
-    step: Any = None,
-    state: Any = None,
-    scale: float = 1.0,
-) -> tuple[Result, list[Any] | None, str | None]:
-    """The result, `scale` times its gradient at each leaf of the targets, and, where there is no gradient, why."""
+    term: Term, inputs: CallInputs, targets: Targets, step: Any = None, state: Any = None, weight: Any = 1.0
+) -> Evaluation:
+    """A term's value and its unscaled gradient at each target that it reads, with norms; or why there is none.
+
+    The weight is a hint: float16 can hold the weighted gradient where it may not hold the unscaled one.
+    """
     if not term.differentiable:
-        return compute(term, inputs, step, state), None, None
-    for name in targets.nests:
-        for wanted in term.inputs.values():
-            if wanted != name and reads(name, wanted):
-                raise InputError(
-                    f'{term.name}: reads "{wanted}" as a whole; take the gradient at that, not at "{name}"'
-                )
-    places = [
-        place for place, name in enumerate(targets.names) if any(reads(wanted, name) for wanted in term.inputs.values())
-    ]
-    if not places:
-        roots = ", ".join(dict.fromkeys(targets.names))
-        return compute(term, inputs, step, state), None, f"it does not read {roots}"
+        return compute(term, inputs, step, state)
+    indices = _read_by(term, inputs, targets)
+    if not indices:
+        evaluation = compute(term, inputs, step, state)
+        evaluation.gradient, evaluation.grad_error = None, f"it does not read {', '.join(targets.nests)}"
+        return evaluation
     ops = targets.ops
     if ops.LIBRARY == "NumPy":
-        return _own_gradient(term, inputs, targets, step, state, scale)
-    chosen = [targets.leaves[place] for place in places]
-    kept: list[Result] = []
+        evaluation = compute(term, inputs, step, state)
+        if evaluation.gradient is None:
+            raise GradientError(
+                f"{term.name}: NumPy has no automatic differentiation; pass torch or JAX arrays, "
+                "or return Evaluation(value, gradient={input: array}) from the term"
+            )
+        return targets.measured(evaluation, targets.leaves_of(inputs.keyed(evaluation.gradient)))
+    kept: list[Evaluation] = []
 
     def value_of(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
-        result = compute(term, targets.replaced(inputs, places, leaves), step, state)
-        value, _, metrics, new = result
-        kept.append(result)
-        if new is None and not metrics:
-            return value, []
-        return value, [array for _, array in arrays_in([metrics, new])]
+        evaluation = compute(term, inputs.replaced(targets.replacements(indices, leaves)), step, state)
+        kept.append(evaluation)
+        # JAX and torch.func return further arrays beside the value, or else they would be tracers.
+        return evaluation.value, list(trees.arrays([evaluation.metrics, evaluation.state]))
 
     try:
-        value, arrays, gradients = ops.value_and_gradients(value_of, chosen, scale)
+        points = [targets.leaves[index] for index in indices]
+        value, further, gradients = ops.value_and_gradients(value_of, points, weight)
     except (TermError, InputError):
         raise
     except Exception as error:
         raise TermError(term.name, f"its gradient raised {said(error)}", "gradient") from error
-    _, _, metrics, new = kept[-1]
-    if arrays:
-        metrics, new = _refilled([metrics, new], iter(arrays))
-    result = value, None, metrics, new
-    if all(gradient is None for gradient in gradients):
-        read = ", ".join(dict.fromkeys(targets.names[place] for place in places))
-        reason = f"its value does not depend on {read} by operations that {ops.LIBRARY} can differentiate"
-        return result, None, reason
+    refill = iter(further)
+    metrics, new = trees.map_arrays(lambda _: next(refill), [kept[-1].metrics, kept[-1].state])
+    evaluation = Evaluation(value, None, metrics, new)
     spread: list[Any] = [None] * len(targets.leaves)
-    for place, gradient in zip(places, gradients, strict=True):
-        spread[place] = gradient
-    return result, spread, None
+    for index, gradient in zip(indices, gradients, strict=True):
+        spread[index] = gradient
+    if all(gradient is None for gradient in gradients):
+        names = ", ".join(dict.fromkeys(targets.names[index] for index in indices))
+        reason = f"its value does not depend on {names} by operations that {ops.LIBRARY} can differentiate"
+        evaluation.grad_error = reason
+        return evaluation
+    return targets.measured(evaluation, spread)
 
 
-def _own_gradient(
-    term: Term, inputs: Mapping[str, Any], targets: Targets, step: Any, state: Any, scale: float
-) -> tuple[Result, list[Any] | None, str | None]:
-    result = compute(term, inputs, step, state)
-    _, gradient, _, _ = result
-    if gradient is None:
-        raise GradientError(
-            f"{term.name}: NumPy has no automatic differentiation; pass torch or JAX arrays, "
-            "or return Evaluation(value, gradient={input: array}) from the term"
-        )
-    return result, [None if leaf is None else scale * leaf for leaf in targets.gathered(gradient)], None
+def _by_kernel(fused: Fused, targets: Targets, coefficients: Sequence[float]) -> tuple[list[Evaluation], list[Any]]:
+    values, norms, gradient = fused.kernel(targets.leaves[fused.leaf], fused.forms, fused.means, coefficients)
+    name = targets.names[fused.leaf]
+    several = len(targets.nests) > 1
+    evaluations = [
+        Evaluation(value, grad_norm=norm, grad_norms={name: norm} if several else {})
+        for value, norm in zip(values, norms, strict=True)
+    ]
+    combined: list[Any] = [None] * len(targets.leaves)
+    combined[fused.leaf] = gradient
+    return evaluations, combined
 
 
-def _refilled(nest: Any, arrays: Iterator[Any]) -> Any:
-    """The nest with its arrays replaced by new ones, in order."""
-    if owner(nest) is not None:
-        return next(arrays)
-    if is_mapping(nest):
-        return {key: _refilled(part, arrays) for key, part in nest.items()}
-    if is_row(nest):
-        kind: Any = type(nest)
-        return getattr(kind, "_make", kind)([_refilled(part, arrays) for part in nest])
-    return nest
+def _read_by(term: Term, inputs: CallInputs, targets: Targets) -> list[int]:
+    """The indices of the targets' leaves that a term reads."""
+    for target in targets.nests:
+        for name in term.inputs.values():
+            if inputs.lies_in(target, name) and not inputs.lies_in(name, target):
+                raise InputError(
+                    f'{term.name}: reads all of "{name}", and wrt names only "{target}" in it; expected wrt="{name}"'
+                )
+    names = term.inputs.values()
+    return [index for index, target in enumerate(targets.names) if any(inputs.lies_in(name, target) for name in names)]

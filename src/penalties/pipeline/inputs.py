@@ -1,18 +1,68 @@
 """What a call is given, and how a term finds its part of it."""
 
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, MappingView
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .. import trees
 from ..backends import Backend, owner
 from ..errors import InputError, did_you_mean
 from .kinds import compiling, described, is_mapping, is_row
-from .pytrees import known_to_jax
+from .output.pytrees import register_with_jax
 
 if TYPE_CHECKING:
     from .term import Term
 
-__all__ = ["arrays_in", "check_unmapped", "lookup", "paired", "prepared", "reads", "surroundings"]
+__all__ = [
+    "INPUT",
+    "CallInputs",
+    "check_unmapped",
+    "lookup",
+    "prepared",
+    "reads",
+    "surroundings",
+]
+
+INPUT: Final = "input"
+"""The name of a single positional input."""
+
+
+class CallInputs(NamedTuple):
+    """The inputs of one call: by name, or one that every term reads whatever it calls it."""
+
+    named: Mapping[str, Any]
+    alone: bool
+    """Whether there is one positional input, under the name `INPUT`."""
+    traced: bool
+    """Whether a compiler traces the call: then nothing is measured, read or announced."""
+    ops: Backend | None
+    """The library of the first array, NumPy's last; None without arrays."""
+    like: Any
+    """That array."""
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any], *, alone: bool = False) -> "CallInputs":
+        """As a call was given them."""
+        return cls(named, alone, *surroundings(named))
+
+    def find(self, reader: str, name: str) -> Any:
+        """The input that a term, or whoever else reads, means by this name."""
+        return self.named[INPUT] if self.alone else lookup(reader, self.named, name)
+
+    def lies_in(self, name: str, root: str) -> bool:
+        """Whether what is read by this name is `root`, or lies inside it."""
+        return self.alone or reads(name, root)
+
+    def same(self, name: str, target: str) -> bool:
+        """Whether both names are of one input."""
+        return self.alone or name == target
+
+    def keyed(self, gradient: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A gradient that a term returned under its own names, under those of the call."""
+        return dict.fromkeys((INPUT,), *gradient.values()) if self.alone else gradient
+
+    def replaced(self, changes: Mapping[str, Any]) -> "CallInputs":
+        """The same with other values for some names."""
+        return self._replace(named={**self.named, **changes})
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -97,80 +147,21 @@ def reads(name: str, root: str) -> bool:
     return name == root or name.startswith(f"{root}.")
 
 
-def arrays_in(nest: Any) -> Iterator[tuple[Backend, Any]]:
-    """The arrays in a nest with their backends; what is no array is passed over."""
-    ops = owner(nest)
-    return _inside(nest) if ops is None else iter(((ops, nest),))
-
-
-def _inside(nest: Any) -> Iterator[tuple[Backend, Any]]:
-    if is_mapping(nest) or _has_keys(nest):
-        for key in nest:
-            yield from arrays_in(nest[key])
-    elif is_row(nest) or _is_view(nest):
-        for part in nest:
-            yield from arrays_in(part)
-    elif nest is not None and not isinstance(nest, str | bytes | int | float):
-        for part in _pytree(nest):
-            ops = owner(part)
-            if ops is not None:
-                yield ops, part
-
-
-def _is_view(nest: Any) -> bool:
-    """The values of a mapping, or a list of parameters: not any iterable, since that may be a data loader."""
-    torch = sys.modules.get("torch")
-    return isinstance(nest, MappingView) or (torch is not None and isinstance(nest, torch.nn.ParameterList))
-
-
-def _pytree(nest: Any) -> list[Any]:
-    """The leaves of an instance of a class that is registered with JAX; none of anything else."""
-    jax = sys.modules.get("jax")
-    if jax is None or compiling():
-        return []
-    leaves, structure = jax.tree_util.tree_flatten(nest)
-    return [] if jax.tree_util.treedef_is_leaf(structure) else leaves
-
-
 def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
-    """Whether a compiler is looking, and the library and first array of the inputs, NumPy's last."""
+    """Whether a compiler traces the call, and the library and first array of the inputs, NumPy's last."""
     found: tuple[Backend | None, Any] = (None, None)
     for given in inputs.values():
-        ops = owner(given)
-        here = (ops, given) if ops is not None else next(arrays_in(given), None)
-        if here is None:
+        like = given if owner(given) is not None else next(trees.arrays(given), None)
+        ops = owner(like)
+        if ops is None:
             continue
-        ops, like = here
         if ops.LIBRARY == "JAX":
-            known_to_jax()
-            return any(other.tracing(array) for other, array in arrays_in(list(inputs.values()))), ops, like
+            register_with_jax()
+            traced = any(ops.tracing(array) for array in trees.arrays(list(inputs.values())))
+            return traced, ops, like
         if found[0] is None or ops.LIBRARY != "NumPy":
-            found = here
+            found = (ops, like)
         if ops.LIBRARY != "NumPy":
             break
     ops, like = found
     return compiling(), ops, like
-
-
-def paired(nest: Any, other: Any) -> list[Any]:
-    """For each array of the nest, in order, what stands in its place in another of the same structure.
-
-    Mappings pair by key; a key that the other lacks, and None, are None for all below. Raises `ValueError` that says
-    where the structures differ.
-    """
-    if other is None:
-        return [None for _ in arrays_in(nest)]
-    if owner(nest) is not None:
-        return [other]
-    if is_mapping(nest):
-        if not is_mapping(other) or any(key not in nest for key in other):
-            raise ValueError(f"expected a mapping with keys among {', '.join(map(repr, nest))}")
-        return [leaf for key, part in nest.items() for leaf in paired(part, other.get(key))]
-    if is_row(nest):
-        if not is_row(other) or len(other) != len(nest):
-            raise ValueError(f"expected a sequence of {len(nest)} parts")
-        return [leaf for part, there in zip(nest, other, strict=True) for leaf in paired(part, there)]
-    leaves, others = _pytree(nest), _pytree(other)
-    if len(leaves) != len(others):
-        raise ValueError(f"expected {described(nest)}")
-    return [leaf for leaf, mine in zip(others, leaves, strict=True) if owner(mine) is not None]

@@ -1,36 +1,27 @@
 """An ordered set of terms that becomes one loss."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from ..backends import owner
-from ..errors import InputError, OptionError, TermError
-from ..functional.options import is_whole
-from ..telemetry import events
-from .call import Call, Job, Runner, guarded
-from .combine import combined
-from .evaluate import compute
-from .inputs import check_unmapped, prepared, surroundings
+from ..errors import InputError, OptionError
+from .call import Gradients, check_wrt, inputs_of, plan_call, run_call
 from .output import BASE, LossOutput
-from .reading import NOTHING, Row
+from .plan import Plan
+from .runner import run_inline
 from .state import Wrapper
 from .table import table
-from .term import Regularizer, Term, Weight, check_weight, same, weight_at
+from .term import Regularizer, Term, Weight, same
 
-__all__ = ["Pipeline", "check_wrt", "is_due"]
+__all__ = ["Pipeline", "TermLike"]
 
 TermLike: TypeAlias = Term | Callable[..., Any] | Regularizer | str
 
 _MOST: Final = 100
 """Terms that a pipeline may have."""
 
-_INPUT: Final = "input"
-"""What a single positional input is called."""
-
 
 class Pipeline:
-    """An ordered set of terms, and perhaps a base loss, that is called as one loss. It never changes.
+    """An ordered set of terms, and perhaps a base loss, that is called as one loss. Immutable.
 
     >>> import numpy as np
     >>> import penalties as pn
@@ -44,18 +35,26 @@ class Pipeline:
     """
 
     # JAX keeps weak references to what it compiles.
-    __slots__ = ("__weakref__", "_alone", "_base_alone", "_known", "_not_alone", "_unmapped", "base", "name", "terms")
+    __slots__ = ("__weakref__", "all_terms", "base", "name", "names", "reads", "terms", "unmapped")
 
     terms: tuple[Term, ...]
     base: Term | None
     """A term of weight 1 that is reported as `base_loss`."""
     name: str | None
     """For logs and events."""
+    names: tuple[str, ...]
+    """The names of the terms, in order."""
+    all_terms: tuple[Term, ...]
+    """The base loss, if there is one, and the terms."""
+    unmapped: frozenset[str]
+    """Parameters of the terms that are neither inputs nor options: an input of such a name would be left unread."""
+    reads: frozenset[str]
+    """The inputs that the terms read, each with what its path leads through: `heads.policy` and `heads`."""
 
     def __init__(
         self, terms: Sequence[TermLike] = (), *, base: TermLike | None = None, name: str | None = None
     ) -> None:
-        """Check that the names differ; what is no `Term` yet becomes one of weight 1."""
+        """Check that the names differ; anything that is not a `Term` is wrapped in one of weight 1."""
         if isinstance(terms, str | Term) or not isinstance(cast("object", terms), Sequence):
             raise OptionError("Pipeline", "terms", terms, "a sequence of terms")
         made = tuple(_as_term(term) for term in terms)
@@ -77,30 +76,23 @@ class Pipeline:
         put(self, "terms", terms)
         put(self, "base", base)
         put(self, "name", name)
-        put(self, "_known", frozenset([*(term.name for term in terms), BASE]))
-        # The same terms as they are called with one positional input, and the first that cannot be.
-        put(self, "_alone", tuple(_alone(term) for term in terms if len(term.inputs) == 1))
-        put(self, "_base_alone", None if base is None or len(base.inputs) != 1 else _alone(base))
-        everything = terms if base is None else (base, *terms)
-        put(self, "_unmapped", frozenset([name for term in everything if term.enabled for name in term.unmapped]))
-        put(self, "_not_alone", next((term for term in everything if term.enabled and len(term.inputs) != 1), None))
+        put(self, "names", tuple([term.name for term in terms]))
+        put(self, "all_terms", terms if base is None else (base, *terms))
+        put(self, "unmapped", frozenset([name for term in self.all_terms if term.enabled for name in term.unmapped]))
+        paths = [path.split(".") for term in self.all_terms for path in term.inputs.values()]
+        put(self, "reads", frozenset(".".join(path[: i + 1]) for path in paths for i in range(len(path))))
 
     def __setattr__(self, attribute: str, value: object) -> None:
-        """Refuse: edits return a new pipeline."""
+        """Raise: edits return a new pipeline."""
         raise AttributeError(
-            f"a Pipeline never changes; {attribute} is set on a new one: add, replace, with_weights, …"
+            f"a Pipeline is immutable, so {attribute} cannot be set; add, replace, with_weights, … return a new one"
         )
 
     def __delattr__(self, attribute: str) -> None:
-        """Refuse, as `__setattr__` does."""
-        raise AttributeError(f"a Pipeline never changes; {attribute} cannot be deleted")
+        """Raise, as `__setattr__` does."""
+        raise AttributeError(f"a Pipeline is immutable, so {attribute} cannot be deleted")
 
     # Looking at it.
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the terms, in order."""
-        return tuple(term.name for term in self.terms)
 
     @property
     def weights(self) -> dict[str, Weight]:
@@ -109,7 +101,7 @@ class Pipeline:
 
     def __getitem__(self, name: str) -> Term:
         """A term by name."""
-        return self.terms[self._place("pipeline", name)]
+        return self.terms[self._index("pipeline", name)]
 
     def __contains__(self, name: object) -> bool:
         """Whether a term has this name."""
@@ -152,7 +144,7 @@ class Pipeline:
         """Pickle by the parts."""
         return _made, (self.terms, self.base, self.name)
 
-    # Edits: each gives a new pipeline.
+    # Edits: each returns a new pipeline.
 
     def add(self, term: TermLike) -> "Pipeline":
         """One more term, at the end."""
@@ -160,28 +152,28 @@ class Pipeline:
 
     def remove(self, name: str) -> "Pipeline":
         """One term less."""
-        place = self._place("remove", name)
-        return Pipeline([*self.terms[:place], *self.terms[place + 1 :]], base=self.base, name=self.name)
+        index = self._index("remove", name)
+        return Pipeline([*self.terms[:index], *self.terms[index + 1 :]], base=self.base, name=self.name)
 
     def replace(self, name: str, term: TermLike) -> "Pipeline":
-        """Another term in the place of this one."""
-        place = self._place("replace", name)
-        return Pipeline([*self.terms[:place], term, *self.terms[place + 1 :]], base=self.base, name=self.name)
+        """Another term instead of this one."""
+        index = self._index("replace", name)
+        return Pipeline([*self.terms[:index], term, *self.terms[index + 1 :]], base=self.base, name=self.name)
 
     def with_weights(self, weights: Mapping[str, Weight]) -> "Pipeline":
         """Other weights for the named terms."""
         terms = list(self.terms)
         for name, weight in _mapping("with_weights", "weights", weights).items():
-            place = self._place("with_weights", name)
-            terms[place] = terms[place].with_weight(weight)
+            index = self._index("with_weights", name)
+            terms[index] = terms[index].with_weight(weight)
         return _made(tuple(terms), self.base, self.name)
 
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> "Pipeline":
         """Further options for the named terms, on top of those they have."""
         terms = list(self.terms)
         for name, more in _mapping("with_options", "options", options).items():
-            place = self._place("with_options", name)
-            terms[place] = _with_options(terms[place], more)
+            index = self._index("with_options", name)
+            terms[index] = _with_options(terms[index], more)
         return _made(tuple(terms), self.base, self.name)
 
     def with_base(self, base: TermLike | None) -> "Pipeline":
@@ -197,16 +189,15 @@ class Pipeline:
         return self._switched("disable", names, False)
 
     def _switched(self, edit: str, names: Sequence[str], enabled: bool) -> "Pipeline":
-        places = {self._place(edit, name) for name in names}
-        terms = [t.replace(enabled=enabled) if i in places else t for i, t in enumerate(self.terms)]
+        indices = {self._index(edit, name) for name in names}
+        terms = [t.replace(enabled=enabled) if i in indices else t for i, t in enumerate(self.terms)]
         return _made(tuple(terms), self.base, self.name)
 
-    def _place(self, edit: str, name: str) -> int:
-        for place, term in enumerate(self.terms):
-            if term.name == name:
-                return place
-        there = ", ".join(f'"{known}"' for known in self.names) or "none"
-        raise InputError(f'{edit}: no term is named "{name}"; there is {there}')
+    def _index(self, edit: str, name: str) -> int:
+        if name in self.names:
+            return self.names.index(name)
+        there = ", ".join(f'"{known}"' for known in self.names) or "no term"
+        raise InputError(f'{edit}: no term is named "{name}"; expected one of: {there}')
 
     # Configuration.
 
@@ -251,7 +242,8 @@ class Pipeline:
         With one positional input every term gets it; else terms find their inputs by name. `weights` overrides
         weights by name with numbers or arrays. Values are never looked at: see `LossOutput.check`.
         """
-        return self._run(inputs, named, weights, step, state, None)
+        given = inputs_of(self, inputs, named)
+        return run_call(self, given, run_inline, weights=weights, step=step, state=state)
 
     def total(
         self,
@@ -269,8 +261,7 @@ class Pipeline:
         >>> float(pn.Pipeline(["l1", "l2"]).total(np.array([1.0, -2.0]), weights={"l2": 0.1}))
         3.5
         """
-        found = self._run(inputs, named, weights, step, state, None, bare=True)
-        return found.total if isinstance(found, LossOutput) else found
+        return self(*inputs, weights=weights, step=step, state=state, **named).total
 
     def value_and_grad(
         self,
@@ -278,16 +269,18 @@ class Pipeline:
         *inputs: Any,
         wrt: str | Sequence[str] | None = None,
         cosines: bool = False,
+        keep: bool = False,
         weights: Mapping[str, Weight] | None = None,
         step: Any = None,
         state: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> LossOutput:
-        """As a call, with the gradient of the total, the norm of every term's, and perhaps the cosines between them.
+        """As a call, with the gradient of the total and the norm of every term's.
 
         `wrt` names the inputs that gradients are taken with respect to; without it, every input that requires grad
-        (JAX: every floating input). Each term is evaluated once; the total's gradient is the sum of the terms'.
-        Cosines need the gradients of all terms at once.
+        (JAX: every floating input). Each term is evaluated once; the total's gradient is the weighted sum of theirs.
+        `cosines=True` adds the cosines between the terms' gradients, `keep=True` each unscaled gradient, as
+        `out[name].gradient`; both add `out.gram` and hold the gradients of all terms at once.
 
         >>> import torch
         >>> import penalties as pn
@@ -296,143 +289,31 @@ class Pipeline:
         >>> {name: round(number, 6) for name, number in out.metrics().items() if "grad" in name}
         {'l1_grad_norm': 1.732051, 'l2_grad_norm': 7.483315, 'total_grad_norm': 0.07644}
         """
-        asked = (check_wrt("value_and_grad", wrt), bool(cosines))
-        return self._run(inputs, named, weights, step, state, asked)
+        gradients = Gradients(check_wrt("value_and_grad", wrt), bool(cosines), bool(keep))
+        given = inputs_of(self, inputs, named)
+        return run_call(self, given, run_inline, weights=weights, step=step, state=state, gradients=gradients)
 
-    def run_with(
+    def plan(
         self,
-        runner: Runner,
-        positional: tuple[Any, ...],
-        named: dict[str, Any],
-        weights: Mapping[str, Weight] | None,
-        step: Any,
-        state: Mapping[str, Any] | None,
-        asked: tuple[Sequence[str] | None, bool] | None,
-    ) -> LossOutput:
-        """The output of a call whose terms somebody else evaluates, as an executor does."""
-        return self._run(positional, named, weights, step, state, asked, runner=runner)
+        /,
+        *inputs: Any,
+        wrt: str | Sequence[str] | None = None,
+        cosines: bool = False,
+        keep: bool = False,
+        step: Any = None,
+        **named: Any,
+    ) -> Plan:
+        """Which terms `value_and_grad` would evaluate together for these inputs, and why; nothing is evaluated.
 
-    def _run(
-        self,
-        positional: tuple[Any, ...],
-        named: dict[str, Any],
-        weights: Mapping[str, Weight] | None,
-        step: Any,
-        state: Mapping[str, Any] | None,
-        asked: tuple[Sequence[str] | None, bool] | None,
-        *,
-        bare: bool = False,
-        runner: Runner | None = None,
-    ) -> Any:
-        """The output; where nobody listens and `bare` says that the total is enough, that alone."""
-        inputs, terms, base = self._given(positional, named)
-        overrides = None if weights is None else self._overrides(weights)
-        step = _checked_step(step)
-        if state is not None and not isinstance(cast("object", state), Mapping):
-            raise OptionError("pipeline", "state", state, "None, or the state of an output, as out.state")
-        quiet, ops, like = surroundings(inputs)
-        if events.handlers and ops is not None and not quiet:
-            # Inside jax.jit even a constant is traced, where all inputs come from outside.
-            quiet = ops.tracing(ops.zero(like))
-        listened = len(events.handlers) > 0 and not quiet
-        call = Call(self, step, asked) if asked is not None or listened or runner is not None else None
-        if call is not None:
-            call.start(quiet)
-        try:
-            if call is not None and asked is not None:
-                call.differentiate(inputs, terms if base is None else (base, *terms))
-            ran: list[Term] = []
-            rows: list[Row] = []
-            jobs: list[Job] = []
-            # Who rests, or is skipped, keeps what it knows.
-            new_state = {} if state is None else {name: state[name] for name in state if name in self._known}
-            for term in terms if base is None else (base, *terms):
-                due = True
-                if not term.usual:
-                    if not term.enabled or (term.every > 1 and (due := is_due(term, step)) is False):
-                        continue
-                    if runner is None and (term.runs != "inline" or term.asynchronous):
-                        if call is not None:
-                            call.running = term
-                        raise TermError(term.name, _elsewhere(term))
-                if overrides is not None and term is not base and term.name in overrides:
-                    weight = overrides[term.name]
-                else:
-                    weight = weight_at(term, step)
-                before = None if state is None else state.get(term.name)
-                if runner is not None:
-                    jobs.append((term, weight, before))
-                    continue
-                if call is not None:
-                    row, new = call.evaluate(term, weight, inputs, before, due)
-                elif term.usual:
-                    # The common case, without another frame: the budget is a few microseconds a term.
-                    start = 0.0 if quiet else time.perf_counter()
-                    value, _, metrics, new = compute(term, inputs, step, before)
-                    duration = None if quiet else time.perf_counter() - start
-                    row = (term.name, value, weight, None, None, NOTHING, metrics, duration, None)
-                else:
-                    row, new = guarded(term, weight, inputs, step, before, None, quiet, due)
-                ran.append(term)
-                rows.append(row)
-                if new is not None:
-                    new_state[term.name] = new
-            failure = None
-            if runner is not None and call is not None:
-                found, failure = runner(call, jobs, inputs)
-                ran = [term for term, _, _ in jobs]
-                rows = [row for row, _ in found]
-                for row, new in found:
-                    if new is not None:
-                        new_state[row[0]] = new
-            gradients = None if call is None else call.gradients
-            output = combined(
-                ran, rows, base, ops, like, gradients, new_state, single=len(positional) > 0, bare=bare and call is None
-            )
-            if failure is not None:
-                failure.output = output
-                raise failure
-        except BaseException as error:
-            if call is not None:
-                call.failed(error)
-            raise
-        if call is not None:
-            call.stop(output)
-        return output
-
-    def _given(
-        self, positional: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[dict[str, Any], tuple[Term, ...], Term | None]:
-        """The inputs by name, and the terms that read them under these names."""
-        if not positional:
-            if not self._unmapped.isdisjoint(named):
-                check_unmapped(self.terms if self.base is None else (self.base, *self.terms), named)
-            return prepared(named), self.terms, self.base
-        if named or len(positional) > 1:
-            given = f"{len(positional)} positional and {len(named)} named"
-            raise InputError(f"a call takes one positional input, or named inputs; given: {given}")
-        if self._not_alone is not None:
-            term = self._not_alone
-            wanted = ", ".join(term.inputs.values()) or "no input"
-            raise InputError(f"{term.name}: reads {wanted}; pass inputs by name, not by position")
-        return prepared(dict.fromkeys((_INPUT,), *positional)), self._alone, self._base_alone
-
-    def _overrides(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-        if not isinstance(cast("object", weights), Mapping):
-            raise OptionError("pipeline", "weights", weights, "a mapping from terms to weights")
-        for name in weights:
-            self._place("weights", name)
-        return {name: check_weight(name, weight) for name, weight in weights.items()}
-
-
-def check_wrt(function: str, wrt: str | Sequence[str] | None) -> Sequence[str] | None:
-    """What gradients are taken with respect to, as names; None is whatever requires one."""
-    names = (wrt,) if isinstance(wrt, str) else wrt
-    if owner(wrt) is not None:
-        raise OptionError(function, "wrt", "an array", "the name of an input, or names")
-    if names is not None and (not names or not all(isinstance(cast("object", name), str) for name in names)):
-        raise OptionError(function, "wrt", wrt, "a name or names of inputs, or None")
-    return names
+        >>> import torch
+        >>> import penalties as pn
+        >>> pn.Pipeline(["l1", "l2"]).plan(torch.zeros(1_000_000), wrt="input")
+        Plan, 1 group
+          terms   why
+          l1, l2  one sweep over input by a kernel for element-wise penalties
+        """
+        gradients = Gradients(check_wrt("plan", wrt), bool(cosines), bool(keep))
+        return plan_call(self, inputs_of(self, inputs, named), step, gradients)
 
 
 def _made(terms: tuple[Term, ...], base: Term | None, name: str | None) -> Pipeline:
@@ -463,44 +344,6 @@ def _as_base(base: TermLike) -> Term:
 
 def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
     return term.replace(options={**term.options, **more})
-
-
-def _alone(term: Term) -> Term:
-    """The term as it reads a single positional input."""
-    new = term.with_weight(term.weight)
-    put = object.__setattr__
-    put(new, "inputs", dict.fromkeys(term.inputs, _INPUT))
-    put(new, "positional", (_INPUT,) if term.positional else ())
-    put(new, "named", tuple((parameter, _INPUT) for parameter, _ in term.named))
-    return new
-
-
-def _checked_step(step: Any) -> Any:
-    """The step as a whole number, or as the 0-d array of PyTorch or JAX that it is."""
-    ops = owner(step)
-    if ops is not None and ops.LIBRARY == "NumPy" and step.dtype.kind in "iu" and not step.shape:
-        step, ops = int(step), None
-    if step is None or (ops is not None and ops.LIBRARY != "NumPy" and not len(step.shape)):
-        return step
-    if ops is None and is_whole(step) and step >= 0:
-        return step
-    raise OptionError("pipeline", "step", step, "a whole number of at least 0, or a 0-d array of one")
-
-
-def is_due(term: Term, step: Any) -> Any:
-    """Whether the term runs at this step; where the step is traced, an array that says so."""
-    if step is None:
-        raise InputError(f"{term.name}: runs every {term.every} steps; pass step= to the call")
-    due: Any = step % term.every == 0
-    if owner(due) is None:
-        # By a branch: inside torch.compile a step is a symbol, and bool() of it would be one too.
-        return True if due else False  # noqa: SIM210
-    return due
-
-
-def _elsewhere(term: Term) -> str:
-    where = "is asynchronous" if term.asynchronous else f'runs="{term.runs}"'
-    return f"{where}, and a pipeline runs its terms inline; use an Executor: executor.run(pipeline, inputs)"
 
 
 def _remarks(term: Term) -> list[str]:

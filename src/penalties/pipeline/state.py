@@ -8,10 +8,11 @@ from typing import Any, Final, cast
 from ..backends import Backend, owner
 from ..errors import OptionError
 from ..functional.options import check_number
+from ..trees import map_arrays
 from .binding import Enclosing, signature_of
 from .evaluate import compute
 from .evaluation import Evaluation
-from .kinds import is_mapping, is_row
+from .inputs import CallInputs
 from .term import Term
 
 __all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper"]
@@ -52,13 +53,16 @@ class Wrapper(Enclosing):
         """The inner term's evaluation, changed by the state that came before."""
         before, inner = (None, None) if state is None else (state["before"], state["inner"])
         given = dict(zip(self.term.positional, inputs, strict=True)) | named
-        current, gradient, metrics, new = compute(self.term, given, step, inner)
-        ops = owner(current)
+        current = compute(self.term, CallInputs.of(given), step, inner)
+        ops = owner(current.value)
         assert ops is not None, "a value is an array"
-        value, after, slope = self.changed(ops, current, before)
-        # Where the library cannot carry a gradient that the term brought, it is changed as the value is.
-        own = None if gradient is None or ops.LIBRARY != "NumPy" else _times(slope, gradient)
-        return Evaluation(value, own, metrics, {"before": ops.stop_gradient(after), "inner": new})
+        value, after, slope = self.changed(ops, current.value, before)
+        # Where the library cannot carry a gradient that the term returned, it is changed as the value is.
+        own = None
+        if current.gradient is not None and ops.LIBRARY == "NumPy":
+            own = map_arrays(lambda part: slope * part, current.gradient)
+        state = {"before": ops.stop_gradient(after), "inner": current.state}
+        return Evaluation(value, own, current.metrics, state)
 
     @abstractmethod
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
@@ -97,15 +101,6 @@ class _Scaled(Wrapper):
             scale = ops.where(before == before, self.decay * before + (1.0 - self.decay) * size, size)
         divisor = ops.where(scale > 0, scale, 1.0)
         return value / divisor, scale, 1.0 / divisor
-
-
-def _times(slope: Any, nest: Any) -> Any:
-    """The arrays of a nest times a number."""
-    if is_mapping(nest):
-        return {key: _times(slope, part) for key, part in nest.items()}
-    if is_row(nest):
-        return [_times(slope, part) for part in nest]
-    return None if nest is None else slope * nest
 
 
 def EMA(term: Term, decay: float = 0.9) -> Term:

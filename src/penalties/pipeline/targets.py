@@ -4,91 +4,112 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backends import Backend
+from .. import trees
+from ..backends import Backend, owner
 from ..errors import BackendError, GradientError, InputError
 from ..functional.nests import Nest, flatten
-from .inputs import arrays_in, lookup, paired, reads
+from .evaluation import Evaluation
+from .inputs import CallInputs
 
 __all__ = ["Targets"]
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The leaves of some inputs that a gradient is taken at, and how they lie in their inputs."""
+    """The leaves of some inputs that a gradient is taken at, and where they are in their inputs."""
 
     ops: Backend
     names: Sequence[str]
     """The input that each leaf belongs to."""
     leaves: Sequence[Any]
-    places: Sequence[int]
-    """Where each leaf stands among all leaves of its input."""
+    positions: Sequence[int]
+    """The index of each leaf among all leaves of its input."""
     nests: Mapping[str, Nest]
+    wholes: Mapping[str, Any]
+    """The inputs themselves."""
 
     @classmethod
-    def of(cls, function: str, inputs: Mapping[str, Any], wrt: Sequence[str], *, asked: bool = True) -> "Targets":
-        """The leaves of the named inputs; unless they were `asked` for, of those that a gradient is wanted of."""
-        nests: dict[str, Nest] = {}
+    def of(cls, function: str, inputs: CallInputs, wrt: Sequence[str], *, requested: bool = True) -> "Targets":
+        """The leaves of the named inputs; unless `requested` by the user, only of those that require a gradient."""
+        wholes: dict[str, Any] = {}
         for name in dict.fromkeys(wrt):
-            nest = lookup(function, inputs, name)
-            inside_another = len(wrt) > 1 and any(name != other and reads(name, other) for other in wrt)
-            if asked and inside_another:
-                raise InputError(f'{function}: wrt names "{name}" and what it lies in; expected one of the two')
-            if asked or (not inside_another and _wanted(nest)):
-                nests[name] = flatten(function, name, nest)
-        wanted = list(nests)
-        if not wanted:
-            raise GradientError(_nothing(function, inputs))
-        ops = nests[wanted[0]].ops
+            whole = inputs.find(function, name)
+            inside_another = any(name != other and inputs.lies_in(name, other) for other in wrt)
+            if requested and inside_another:
+                raise InputError(f'{function}: wrt names "{name}" and also an input that contains it; name one of them')
+            if requested or (not inside_another and _requires_grad(whole)):
+                wholes[name] = whole
+        if not wholes:
+            raise GradientError(_nothing_to_differentiate(function, inputs))
+        nests = {name: flatten(function, name, whole) for name, whole in wholes.items()}
+        first = next(iter(nests))
+        ops = nests[first].ops
         names: list[str] = []
         leaves: list[Any] = []
-        places: list[int] = []
+        positions: list[int] = []
         for name, nest in nests.items():
             if nest.ops is not ops:
                 raise BackendError(
-                    f"{function}: wrt names a {ops.LIBRARY} input ({wanted[0]}) and a {nest.ops.LIBRARY} input "
-                    f"({name}); expected one library"
+                    f"{function}: wrt names a {ops.LIBRARY} input ({first}) and a {nest.ops.LIBRARY} input ({name}); "
+                    "expected one library"
                 )
-            # Frozen parameters among others stay frozen; an input without any that require grad is asked for by name.
-            chosen = [i for i, leaf in enumerate(nest.leaves) if ops.differentiable(leaf, asked=False)]
-            chosen = chosen or [i for i, leaf in enumerate(nest.leaves) if ops.differentiable(leaf, asked=True)]
+            # Frozen parameters among others stay frozen; an input of which none requires grad was named on purpose.
+            chosen = [i for i, leaf in enumerate(nest.leaves) if ops.differentiable(leaf, requested=False)]
+            chosen = chosen or [i for i, leaf in enumerate(nest.leaves) if ops.differentiable(leaf, requested=True)]
             if not chosen:
                 raise GradientError(f"{function}: the input {name} has dtype {nest.leaves[0].dtype}; expected floats")
             names += [name] * len(chosen)
-            places += chosen
+            positions += chosen
             leaves += [nest.leaves[i] for i in chosen]
-        return cls(ops, names, leaves, places, nests)
+        return cls(ops, names, leaves, positions, nests, wholes)
 
-    def replaced(self, inputs: Mapping[str, Any], places: Sequence[int], leaves: Sequence[Any]) -> Mapping[str, Any]:
-        """The inputs with these leaves in the places that they have among all of ours."""
+    def replacements(self, indices: Sequence[int], leaves: Sequence[Any]) -> dict[str, Any]:
+        """The inputs that change when these leaves stand at these indices."""
         changed: dict[str, list[Any]] = {}
-        for place, leaf in zip(places, leaves, strict=True):
-            name, index = self.names[place], self.places[place]
-            changed.setdefault(name, list(self.nests[name].leaves))[index] = leaf
-        return {**inputs, **{name: self.nests[name].rebuild(iter(parts)) for name, parts in changed.items()}}
+        for index, leaf in zip(indices, leaves, strict=True):
+            name = self.names[index]
+            changed.setdefault(name, list(self.nests[name].leaves))[self.positions[index]] = leaf
+        return {name: self.nests[name].rebuild(parts) for name, parts in changed.items()}
 
     def structured(self, gradients: Sequence[Any]) -> dict[str, Any]:
         """`{input: gradient}` with the structure of each input, and None where a leaf has none."""
         parts: dict[str, list[Any]] = {name: [None] * len(nest.leaves) for name, nest in self.nests.items()}
-        for name, place, gradient in zip(self.names, self.places, gradients, strict=True):
-            parts[name][place] = gradient
-        return {name: nest.rebuild(iter(parts[name])) for name, nest in self.nests.items()}
+        for name, position, gradient in zip(self.names, self.positions, gradients, strict=True):
+            parts[name][position] = gradient
+        return {name: nest.rebuild(parts[name]) for name, nest in self.nests.items()}
 
-    def gathered(self, gradient: Mapping[str, Any]) -> list[Any]:
-        """The gradient at each leaf, of gradients by input."""
-        leaves = {
-            name: paired(nest.rebuild(iter(nest.leaves)), gradient.get(name)) for name, nest in self.nests.items()
-        }
-        return [leaves[name][place] for name, place in zip(self.names, self.places, strict=True)]
+    def leaves_of(self, gradient: Mapping[str, Any]) -> list[Any]:
+        """The gradient at each leaf, from `{input: gradient}`."""
+        parts = {name: trees.pair(whole, gradient.get(name)) for name, whole in self.wholes.items()}
+        return [parts[name][position] for name, position in zip(self.names, self.positions, strict=True)]
+
+    def measured(self, evaluation: Evaluation, gradients: Sequence[Any]) -> Evaluation:
+        """The evaluation, given the gradient at each leaf, its norm, and that at each input if there are several."""
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not present:
+            evaluation.gradient, evaluation.grad_error = None, f"it has no gradient at {', '.join(self.nests)}"
+            return evaluation
+        norms: dict[str, Any] = {}
+        if len(self.nests) > 1:
+            for name in self.nests:
+                own = [g for g, whose in zip(gradients, self.names, strict=True) if whose == name and g is not None]
+                if own:
+                    norms[name] = self.ops.norm(own)
+        evaluation.gradient = self.structured(gradients)
+        evaluation.grad_norm, evaluation.grad_norms = self.ops.norm(present), norms
+        return evaluation
 
 
-def _wanted(nest: Any) -> bool:
-    return any(ops.differentiable(array, asked=False) for ops, array in arrays_in(nest))
+def _requires_grad(nest: Any) -> bool:
+    return any(
+        (ops := owner(array)) is not None and ops.differentiable(array, requested=False) for array in trees.arrays(nest)
+    )
 
 
-def _nothing(function: str, inputs: Mapping[str, Any]) -> str:
-    if not inputs:
+def _nothing_to_differentiate(function: str, inputs: CallInputs) -> str:
+    if not inputs.named:
         return f"{function}: no inputs were given, so there is nothing to take a gradient with respect to"
     return (
         f"{function}: no input requires a gradient; name some by wrt=, "
-        f"or call requires_grad_() on them; given: {', '.join(inputs)}"
+        f"or call requires_grad_() on them; given: {', '.join(inputs.named)}"
     )

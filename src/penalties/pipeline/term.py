@@ -79,12 +79,6 @@ class Term(Bound):
     """Whether an executor may run it again after its worker was lost."""
     chunk: int | None
     """The number of rows that are computed at a time; None takes all at once."""
-    plain: bool
-    """Whether a call needs nothing but its inputs and options."""
-    returns_value: bool
-    """Whether what it returns may be its value as it is."""
-    usual: bool
-    """Whether it runs at every step, here, and raises where it fails."""
 
     def __init__(
         self,
@@ -135,10 +129,6 @@ class Term(Bound):
         for slot in _BOUND:
             put(slot, getattr(bound, slot))
         put("fn", self.call if isinstance(fn, Enclosing) else fn)
-        put("returns_value", self.differentiable and not self.takes_state)
-        here = self.runs == "inline" and not self.asynchronous
-        put("usual", self.enabled and here and self.every == 1 and self.on_error == "raise")
-        put("plain", not (self.named or self.takes_state or self.takes_step or self.chunk))
         self._check_values()
         self._check_chunk()
 

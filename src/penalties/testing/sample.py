@@ -13,7 +13,7 @@ from ..backends import Backend, double_precision, owner
 from ..errors import BackendError, InputError, OptionError
 from ..functional.nests import Nest, flatten
 from ..pipeline import Evaluation
-from ..pipeline.evaluate import evaluate
+from ..pipeline.evaluate import evaluate_term
 from ..pipeline.inputs import lookup, prepared, reads
 from ..pipeline.kinds import is_mapping, is_row
 from ..pipeline.term import Term
@@ -90,7 +90,7 @@ class Sample:
         return [
             target
             for target, leaf in zip(self.positions, self.leaves, strict=True)
-            if self.nests[target[0]].ops.differentiable(leaf, asked=True)
+            if self.nests[target[0]].ops.differentiable(leaf, requested=True)
         ]
 
     @property
@@ -113,7 +113,7 @@ class Sample:
     def mapped(self, change: Callable[[Backend, Any], Any], *, floating: bool = True) -> "Sample":
         """The same with every array changed, or every floating one."""
         return self.filled(
-            change(flat.ops, leaf) if not floating or flat.ops.differentiable(leaf, asked=True) else leaf
+            change(flat.ops, leaf) if not floating or flat.ops.differentiable(leaf, requested=True) else leaf
             for flat in self.nests.values()
             for leaf in flat.leaves
         )
@@ -135,7 +135,7 @@ class Sample:
         # Overflow is reported by the checks; NumPy alone would warn as well.
         with np.errstate(all="ignore"):
             state = self.state if state is None else state
-            return evaluate(self.term, self.inputs, self.wrt if gradient else (), step=step, state=state)
+            return evaluate_term(self.term, self.inputs, self.wrt if gradient else (), step=step, state=state)
 
     def value(self, state: Any = None) -> float:
         """The value as a number."""
@@ -187,11 +187,15 @@ def _chosen(
     ops: Backend | None, nests: Mapping[str, Nest], names: Sequence[str], wrt: str | Sequence[str] | None
 ) -> tuple[str, ...]:
     floating = [
-        name for name, flat in nests.items() if any(flat.ops.differentiable(leaf, asked=True) for leaf in flat.leaves)
+        name
+        for name, flat in nests.items()
+        if any(flat.ops.differentiable(leaf, requested=True) for leaf in flat.leaves)
     ]
     if wrt is None:
         wanted = [
-            name for name in floating if any(nests[name].ops.differentiable(x, asked=False) for x in nests[name].leaves)
+            name
+            for name in floating
+            if any(nests[name].ops.differentiable(x, requested=False) for x in nests[name].leaves)
         ]
         return tuple(wanted or floating)
     chosen: dict[str, None] = {}

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from .. import trees
 from ..errors import MissingLibraryError, PenaltiesError
-from ..pipeline.inputs import arrays_in
 from ..pipeline.saving import load_state, save_state
 from .checks import check_value, close
 from .gradient import check_gradient
@@ -83,4 +83,4 @@ def _holds_graph(sample: Sample) -> bool:
         return False
     attached = sample.mapped(lambda _, leaf: leaf.detach().clone().requires_grad_())
     state = attached.evaluate().state
-    return any(getattr(array, "requires_grad", False) for _, array in arrays_in([state]))
+    return any(getattr(array, "requires_grad", False) for array in trees.arrays([state]))

@@ -14,8 +14,8 @@ import numpy as np
 from ..errors import GradientError, InputError, MissingLibraryError, NonFiniteError, OptionError
 from ..execution.executor import Executor
 from ..functional.options import check_flag
-from ..pipeline.call import numbered
-from ..pipeline.measuring import measured
+from ..pipeline.announcing import numbered
+from ..pipeline.gradients import measure
 from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
@@ -270,7 +270,7 @@ class Call:
             return list(self.graph.pulled(self._by_name(dict(zip(names, found, strict=True)))).values())
 
         count = len(self.graph.inputs["params"])
-        return measured(output, slopes, count, "the parameters", self.measures.cosines)
+        return measure(output, slopes, count, "the parameters", cosines=self.measures.cosines)
 
     def _where(self, name: str, gradient: Any) -> str:
         """The datum or the parameter whose gradient is not finite."""

@@ -12,6 +12,7 @@ from ..errors import InputError, OptionError
 from ..functional.penalty import facts_of
 from ..pipeline import Evaluation, Term
 from ..pipeline.evaluate import compute
+from ..pipeline.inputs import CallInputs
 
 __all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGPROBS", "PACKED", "Unpacked", "is_local", "packed"]
 
@@ -58,8 +59,8 @@ class Unpacked:
         lengths = given["lengths"]
         for name, packed in self.packed.items():
             given[name] = list(given[packed].split(lengths))
-        value, _, metrics, new = compute(self.term, given, step, state)
-        return Evaluation(value, None, metrics, new)
+        evaluation = compute(self.term, CallInputs.of(given), step, state)
+        return Evaluation(evaluation.value, None, evaluation.metrics, evaluation.state)
 
 
 def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FIRST_ORDER, BackendError, GradientError
-from ..protocol import Slope
 from .arrays import add, library, matmul, sqrt, square, stop_gradient, sum, tracing, upcast
 
 if TYPE_CHECKING:
@@ -14,17 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accumulate",
-    "add_gradients",
+    "add_weight_gradients",
     "as_array",
     "captures",
+    "detached",
     "device",
     "differentiable",
     "gram",
-    "loose",
     "norm",
     "read",
     "separate",
-    "settled",
     "stitch",
     "sum_over_rows",
     "value_and_gradients",
@@ -32,11 +30,6 @@ __all__ = [
     "zero",
     "zeros_like",
 ]
-
-
-def settled(value: "Array", like: "Array") -> bool:
-    jnp = library().numpy
-    return not value.ndim and jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize >= 4
 
 
 def device(x: "Array") -> Any:
@@ -53,7 +46,7 @@ def as_array(value: Any, like: "Array") -> "Array":
     return jnp.asarray(value, like.dtype if jnp.issubdtype(like.dtype, jnp.floating) else None)
 
 
-def differentiable(x: "Array", *, asked: bool) -> bool:
+def differentiable(x: "Array", *, requested: bool) -> bool:
     jnp = library().numpy
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
@@ -62,7 +55,7 @@ def captures(value: "Array", inputs: Sequence["Array"]) -> bool:
     return False
 
 
-def loose(value: "Array") -> bool:
+def detached(value: "Array") -> bool:
     return False
 
 
@@ -78,7 +71,7 @@ def read(arrays: Sequence["Array"]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"], scale: float
+    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"], weight: Any
 ) -> tuple["Array", list["Array"], list[Any]]:
     reached: list[bool] = []
 
@@ -88,7 +81,10 @@ def value_and_gradients(
 
     jax = library()
     value, pull_back, arrays = jax.vjp(watched, list(leaves), has_aux=True)
+    small = builtins.any(leaf.dtype == jax.numpy.float16 for leaf in leaves)
+    scale = float(weight) if small and isinstance(weight, int | float) and weight > 0 else 1.0
     (gradients,) = pull_back(jax.numpy.full_like(value, scale))
+    gradients = [g.astype("float32") / scale if g.dtype == jax.numpy.float16 else g for g in gradients]
     # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
     gradients = jax.lax.optimization_barrier(gradients)
     return value, arrays, gradients if reached else [None] * len(leaves)
@@ -122,19 +118,11 @@ def accumulate(total: Any, gradient: "Array", weight: Any, *, owned: bool) -> "A
     return scaled if total is None else total + scaled
 
 
-def add_gradients(
-    fn: Callable[..., "Array"],
-    arrays: Sequence["Array"],
-    wanted: Sequence[int],
-    *,
-    scale: float,
-    mean: bool,
-    sum_at: Callable[[int], "Array"],
-    weight: float,
-    slope: Slope | None,
-) -> tuple["Array", list["Array"]] | None:
-    # The compiler decides what stays in the cache.
-    return None
+def add_weight_gradients(
+    gradients: Sequence[Any], leaves: Sequence["Array"], weighted: Sequence[tuple[Any, Any]]
+) -> list[Any]:
+    # Here weights do not know what they were computed from.
+    return list(gradients)
 
 
 def zeros_like(x: "Array") -> "Array":

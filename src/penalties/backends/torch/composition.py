@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FIRST_ORDER, GradientError
-from ..protocol import Slope
 from .arrays import add, matmul, tracing, transformed, upcast
 
 if TYPE_CHECKING:
@@ -13,17 +12,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accumulate",
-    "add_gradients",
+    "add_weight_gradients",
     "as_array",
     "captures",
+    "detached",
     "device",
     "differentiable",
     "gram",
-    "loose",
     "norm",
     "read",
     "separate",
-    "settled",
     "stitch",
     "sum_over_rows",
     "value_and_gradients",
@@ -38,16 +36,6 @@ _PRODUCT: Final = 2**16
 
 # One product of stacked vectors up to here, a dot product for each pair beyond.
 _GRAM_BELOW: Final = 2**16
-
-# Elements that stay in the cache of a core from a term's forward to the sum of gradients: at a million float32, five
-# terms take two thirds of the time that they take whole. Smaller pieces cost more in calls than they save.
-_TILE: Final = 200_000
-
-
-def settled(value: "Tensor", like: "Tensor") -> bool:
-    if value.ndim or not value.is_floating_point() or value.element_size() < 4:
-        return False
-    return (value.is_cpu and like.is_cpu) or value.device == like.device
 
 
 def device(x: "Tensor") -> Any:
@@ -67,53 +55,12 @@ def as_array(value: Any, like: "Tensor") -> "Tensor":
     return torch.as_tensor(value, dtype=dtype, device=like.device)
 
 
-def differentiable(x: "Tensor", *, asked: bool) -> bool:
-    return x.is_floating_point() if asked else x.requires_grad
+def differentiable(x: "Tensor", *, requested: bool) -> bool:
+    return x.is_floating_point() if requested else x.requires_grad
 
 
 def weighted_sum(values: Sequence["Tensor"], weights: Sequence[Any]) -> "Tensor":
-    first = values[0]
-    if len(values) == 1:
-        return first * weights[0]
-    import torch
-
-    if type(first) is torch.Tensor and not torch.compiler.is_compiling():
-        vector = _vector(tuple(weights), first)
-        if vector is not None:
-            # One dot product: two nodes of the graph, where products and sums are two for each term.
-            try:
-                return torch.stack(list(values)).dot(vector)
-            except RuntimeError:
-                # On several devices, or of several dtypes.
-                pass
-    total = first * weights[0]
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total = total + (value * weight).to(total.device)
-    return total
-
-
-# Weights as vectors, so that a call need not copy them to the device again.
-_vectors: dict[tuple[tuple[float, ...], Any, Any], Any] = {}
-_VECTORS_KEPT: Final = 256
-
-
-def _vector(weights: tuple[Any, ...], like: "Tensor") -> "Tensor | None":
-    """The weights as a vector beside `like`; None where one of them is an array."""
-    import torch
-
-    key = weights, like.dtype, like.device
-    vector = _vectors.get(key)
-    if vector is None:
-        if not all(isinstance(weight, int | float) for weight in weights):
-            return None
-        with torch.inference_mode(False):
-            vector = torch.tensor(weights, dtype=like.dtype, device=like.device)
-        if not transformed():
-            # One that was made inside a transform belongs to it.
-            if len(_vectors) >= _VECTORS_KEPT:
-                _vectors.clear()
-            _vectors[key] = vector
-    return vector
+    return add([value * weight for value, weight in zip(values, weights, strict=True)])
 
 
 def read(arrays: Sequence["Tensor"]) -> list[Any]:
@@ -132,7 +79,7 @@ def read(arrays: Sequence["Tensor"]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], scale: float
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], weight: Any
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
@@ -140,16 +87,17 @@ def value_and_gradients(
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
         pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
-        gradients = pull_back(torch.full_like(value, scale))
+        scale = _scale(leaves, weight)
+        gradients = [_unscaled(g, scale) for g in pull_back(torch.full_like(value, scale))]
         return value, arrays, [g.detach() if torch.compiler.is_compiling() else g for g in gradients]
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        return _value_and_gradients(fn, leaves, scale)
+        return _value_and_gradients(fn, leaves, weight)
     with torch.inference_mode(False), torch.enable_grad():
-        return _value_and_gradients(fn, leaves, scale)
+        return _value_and_gradients(fn, leaves, weight)
 
 
 def _value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], scale: float
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], weight: Any
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
@@ -157,13 +105,28 @@ def _value_and_gradients(
     value, arrays = fn(points)
     if not value.requires_grad:
         return value, arrays, [None] * len(leaves)
-    upstream = None if scale == 1.0 else torch.full_like(value, scale)
     # What the function took from elsewhere, as a parameter in its closure, needs the graph again. Without such its
     # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of the
     # value is the gradient that is known by then.
     keep = _captures(value, points) or builtins.any(leaf.element_size() < 4 for leaf in leaves)
+    scale = _scale(leaves, weight)
+    upstream = None if scale == 1.0 else torch.full_like(value, scale)
     gradients = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
-    return value if keep else value.detach(), arrays, list(gradients)
+    return value if keep else value.detach(), arrays, [_unscaled(gradient, scale) for gradient in gradients]
+
+
+def _scale(leaves: Sequence["Tensor"], weight: Any) -> float:
+    """What the gradient is taken times: the weight where a leaf is float16, whose range is small."""
+    import torch
+
+    small = builtins.any(leaf.dtype is torch.float16 for leaf in leaves)
+    return float(weight) if small and isinstance(weight, int | float) and weight > 0 else 1.0
+
+
+def _unscaled(gradient: Any, scale: float) -> Any:
+    import torch
+
+    return gradient if gradient is None or gradient.dtype is not torch.float16 else gradient.float() / scale
 
 
 def _point(x: "Tensor") -> "Tensor":
@@ -203,7 +166,7 @@ def captures(value: "Tensor", inputs: Sequence["Tensor"]) -> bool:
     return _leads_beyond(value, ends, lambda leaf: leaf.untyped_storage().data_ptr() in memory)
 
 
-def loose(value: "Tensor") -> bool:
+def detached(value: "Tensor") -> bool:
     import torch
 
     return not value.requires_grad and not torch.compiler.is_compiling() and not transformed()
@@ -221,103 +184,21 @@ def accumulate(total: Any, gradient: "Tensor", weight: Any, *, owned: bool) -> "
     return total.add_(gradient, alpha=weight) if owned else torch.add(total, gradient, alpha=weight)
 
 
-def add_gradients(
-    fn: Callable[..., "Tensor"],
-    arrays: Sequence["Tensor"],
-    wanted: Sequence[int],
-    *,
-    scale: float,
-    mean: bool,
-    sum_at: Callable[[int], "Tensor"],
-    weight: float,
-    slope: Slope | None,
-) -> tuple["Tensor", list["Tensor"]] | None:
+def add_weight_gradients(
+    gradients: Sequence[Any], leaves: Sequence["Tensor"], weighted: Sequence[tuple[Any, Any]]
+) -> list[Any]:
     import torch
 
-    rows = _tile(arrays, wanted)
-    if rows is None:
-        return None
-    if slope is not None:
-        x: Any = arrays[0].detach()
-        total: Any = sum_at(0)
-        share = 1 / x.numel() if mean else 1.0
-        with torch.inference_mode(False), torch.no_grad():
-            return _add_slopes(x.split(rows), slope, total.split(rows), share, scale * weight)
-    values: list[Tensor] = []
-    lengths: list[list[Tensor]] = [[] for _ in wanted]
-    untyped: Sequence[Any] = arrays
-    sums: Sequence[Any] = [sum_at(place) for place in wanted]
-    # Every frame counts here: a piece takes a fifth of a millisecond.
-    with torch.inference_mode(False), torch.enable_grad():
-        pieces = zip(*[x.detach().split(rows) for x in untyped], strict=True)
-        for piece, *into in zip(pieces, *[total.split(rows) for total in sums], strict=True):
-            points = [piece[place].requires_grad_() for place in wanted]
-            value = fn(*piece)
-            if mean:
-                value = value * (len(piece[0]) / len(arrays[0]))
-            upstream = None if scale == 1.0 else torch.full_like(value, scale)
-            gradients = torch.autograd.grad(value, points, upstream)
-            values.append(value.detach())
-            for gradient, total, found in zip(gradients, into, lengths, strict=True):
-                found.append(_length(gradient))
-                total.add_(gradient, alpha=weight)
-    return torch.stack(values).sum(), [norm(found) / scale for found in lengths]
-
-
-def _add_slopes(
-    pieces: Sequence[Any], slope: Slope, totals: Sequence[Any], share: float, weight: float
-) -> tuple["Tensor", list["Tensor"]]:
-    """The value and the norm of a gradient that is known, with that added: no graph, and no more passes than needed."""
-    import torch
-
-    bent, straight, delta = slope
-    found: list[Tensor] = []
-    for piece, total in zip(pieces, totals, strict=True):
-        products: list[Any] = []
-        if bent:
-            signs = piece.sign() if delta == 0.0 else (piece / delta).clamp_(-1.0, 1.0)
-            products += [_product(signs, piece), _product(signs, signs)]
-            total.add_(signs, alpha=bent * share * weight)
-        if straight:
-            products.append(_product(piece, piece))
-            total.add_(piece, alpha=straight * share * weight)
-        found.append(torch.stack(products))
-    sums = torch.stack(found).sum(0)
-    value = squared = sums.new_zeros(())
-    if bent:
-        value = bent * (sums[0] - delta / 2 * sums[1])
-        squared = bent**2 * sums[1]
-    if straight:
-        value = value + straight / 2 * sums[-1]
-        squared = squared + straight**2 * sums[-1]
-    if bent and straight:
-        squared = squared + 2 * bent * straight * sums[0]
-    return share * value, [share * squared.sqrt()]
-
-
-def _product(x: Any, y: Any) -> Any:
-    """The inner product, in pieces: the CPU adds one after another, and of many in float32 loses digits."""
-    import torch
-
-    pairs = zip(x.reshape(-1).split(_PRODUCT), y.reshape(-1).split(_PRODUCT), strict=True)
-    return torch.stack([one.dot(other) for one, other in pairs]).sum()
-
-
-def _tile(arrays: Sequence["Tensor"], wanted: Sequence[int]) -> int | None:
-    """Rows to take at a time, or None where all at once is as well."""
-    import torch
-
-    first = arrays[0]
-    count = round(first.numel() / _TILE)
-    if count < 2 or len(first) < count or tracing(first):
-        return None
-    for place, x in enumerate(arrays):
-        # Half precision is scaled as a whole, and what else requires a gradient needs the graph.
-        if not x.is_cpu or x.layout is not torch.strided or not x.is_floating_point() or x.element_size() < 4:
-            return None
-        if x.requires_grad and place not in wanted:
-            return None
-    return -(-len(first) // count)
+    sums = list(gradients)
+    indices = [index for index, leaf in enumerate(leaves) if leaf.requires_grad]
+    if not indices or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return sums
+    share: Any = builtins.sum(value.detach() * weight for value, weight in weighted)
+    found: Any = torch.autograd.grad(share, [leaves[i] for i in indices], retain_graph=True, allow_unused=True)
+    for index, gradient in zip(indices, found, strict=True):
+        if gradient is not None:
+            sums[index] = gradient if sums[index] is None else sums[index] + gradient
+    return sums
 
 
 def zeros_like(x: "Tensor") -> "Tensor":

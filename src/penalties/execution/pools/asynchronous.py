@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from ... import trees
 from ...errors import TermTimeoutError
 from ...pipeline.evaluation import Evaluation
-from ...pipeline.inputs import arrays_in
 from ..ambient import Modes
 from ..awaiting import wait_here
 from ..task import Task
@@ -254,4 +254,6 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _uses_jax(task: Task) -> bool:
-    return "jax" in sys.modules and any(ops.LIBRARY == "JAX" for ops, _ in arrays_in(list(task.inputs.values())))
+    return "jax" in sys.modules and any(
+        isinstance(array, sys.modules["jax"].Array) for array in trees.arrays(list(task.inputs.values()))
+    )

@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from typing import Final
 
+from ... import trees
 from ...errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
 from ...pipeline.evaluation import Evaluation
-from ...pipeline.inputs import arrays_in
 from ..board import DONE
 from ..broker import FAILED, LOST, Answer
 from ..functions import Function, Functions
@@ -148,7 +148,7 @@ class RunningProcess:
         header = pickle.dumps(tuple(request))
         # The result comes after the task; a gradient is as large as the inputs that it is taken at.
         self._start = size_of(header, packed.arrays)
-        gradient = sum(array.nbytes for name in self._task.wrt for _, array in arrays_in(self._task.inputs[name]))
+        gradient = sum(array.nbytes for name in self._task.wrt for array in trees.arrays(self._task.inputs[name]))
         nbytes = self._start + gradient + _ROOM
         slots = self.pool.slots(self.name)
         try:

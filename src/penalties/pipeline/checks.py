@@ -1,0 +1,157 @@
+"""Checks of what a call was given, for mistakes that train something else than was meant, silently."""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .. import trees
+from ..backends import owner
+from ..functional.penalty import facts_of
+
+if TYPE_CHECKING:
+    from .inputs import CallInputs
+    from .pipeline import Pipeline
+    from .plan import Job
+
+__all__ = ["Record", "debug", "findings", "is_on"]
+
+_on: Final[ContextVar[bool | None]] = ContextVar("debug", default=None)
+
+_TOLERANCE: Final = 1e-2
+"""How far probabilities may sum from 1: half precision is off by a few thousandths."""
+
+_stateful: Final["weakref.WeakSet[Pipeline]"] = weakref.WeakSet()
+"""Pipelines whose outputs have had state."""
+
+
+@contextlib.contextmanager
+def debug(on: bool = True) -> Generator[None]:
+    """Check what every call inside is given, before its terms are evaluated: `CheckError` lists what is suspicious.
+
+    It looks for NaN in inputs, log-probabilities that do not sum to one (logits or probabilities in their place),
+    inputs that no term reads, and state that was returned and not passed in again. It reads values, which waits for
+    the device; inside a compiler it does nothing. `PENALTIES_DEBUG=1` in the environment turns it on everywhere.
+
+    >>> import numpy as np
+    >>> import penalties as pn
+    >>> pipeline = pn.Pipeline([pn.Term(pn.entropy)])
+    >>> with pn.debug():
+    ...     try:
+    ...         pipeline(p=np.array([[0.7, 0.2, 0.1]]))
+    ...     except pn.CheckError as error:
+    ...         print(error)
+    entropy: p holds probabilities, which sum to 1; expected log-probabilities: pass log(p)
+    """
+    token = _on.set(on)
+    try:
+        yield
+    finally:
+        _on.reset(token)
+
+
+def is_on() -> bool:
+    """Whether calls are checked here."""
+    here = _on.get()
+    return os.environ.get("PENALTIES_DEBUG", "0") not in ("", "0") if here is None else here
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What can be checked about a call after it: names, and weak references to arrays, which it does not keep alive."""
+
+    unread: tuple[str, ...]
+    """CallInputs that no term reads."""
+    lost: tuple[str, ...]
+    """Stateful terms of a pipeline that has returned state, called without."""
+    arrays: tuple[tuple[str, Any], ...]
+    """The arrays among the inputs, by name."""
+    distributions: tuple[tuple[str, str, Any, Any], ...]
+    """Term, input, and the arrays of the input and its mask, where a term expects log-probabilities."""
+
+    @classmethod
+    def of(
+        cls, pipeline: "Pipeline", jobs: "Sequence[Job]", inputs: "CallInputs", state: Mapping[str, Any] | None
+    ) -> "Record":
+        """Of a call that is about to be evaluated."""
+        unread = () if inputs.alone else tuple([name for name in inputs.named if name not in pipeline.reads])
+        stateful = [job.term.name for job in jobs if job.term.takes_state]
+        lost = tuple(stateful) if stateful and state is None and pipeline in _stateful else ()
+        if stateful:
+            _stateful.add(pipeline)
+        arrays = [(name, weakref.ref(given)) for name, given in inputs.named.items() if _is_referable(given)]
+        return cls(unread, lost, tuple(arrays), tuple(_distributions(jobs, inputs)))
+
+
+def _is_referable(given: Any) -> bool:
+    return owner(given) is not None and not isinstance(given, np.generic)
+
+
+def _distributions(jobs: "Sequence[Job]", inputs: "CallInputs") -> Iterator[tuple[str, str, Any, Any]]:
+    for job in jobs:
+        term, facts = job.term, facts_of(job.term.fn)
+        if facts is None or not facts.distribution:
+            continue
+        options = facts.options(term.options)
+        if options.get("logits") or options.get("temperature", 1) != 1:
+            # Normalised by the penalty itself.
+            continue
+        mask = inputs.find(term.name, term.inputs["mask"]) if "mask" in term.inputs else options.get("mask")
+        for parameter, name in term.inputs.items():
+            given = inputs.find(term.name, name)
+            if parameter != "mask" and _is_referable(given):
+                yield term.name, name, weakref.ref(given), None if mask is None else weakref.ref(mask)
+
+
+def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
+    """What is suspicious about a call, a line each. Arrays that are gone are passed over, unless `inputs` has them."""
+    lines = [f'no term reads the input "{name}"; remove it, or name it in inputs= of a term' for name in record.unread]
+    lines += [
+        f"{name}: takes state, and the state that was returned before was not passed in; call with state=out.state, "
+        "or state={} to begin anew"
+        for name in record.lost
+    ]
+    if inputs is None:
+        given = [(name, array()) for name, array in record.arrays]
+    else:
+        given = [(name, array) for name, nest in inputs.named.items() for array in trees.arrays(nest)]
+    broken = dict.fromkeys(name for name, array in given if array is not None and _has_nan(array))
+    lines += [f'the input "{name}" contains NaN' for name in broken]
+    for term, name, array, mask in record.distributions:
+        values, counted = array(), None if mask is None else mask()
+        if values is not None and name not in broken and (mask is None or counted is not None):
+            problem = _not_normalised(values, counted)
+            if problem is not None:
+                lines.append(f"{term}: {name} {problem}")
+    return lines
+
+
+def _has_nan(array: Any) -> bool:
+    ops = owner(array)
+    assert ops is not None, "an array"
+    return ops.differentiable(array, requested=True) and bool(ops.read([(array != array).any()])[0])
+
+
+def _not_normalised(array: Any, mask: Any) -> str | None:
+    """What is wrong with log-probabilities over the last axis, where the mask counts them."""
+    ops = owner(array)
+    assert ops is not None, "an array"
+    if not len(array.shape) or not array.shape[-1]:
+        return None
+    x = ops.stop_gradient(ops.upcast("debug", array))
+    counted = 1.0 if mask is None else mask != 0
+    off = abs(ops.sum(ops.exp(x), -1) - 1) * counted
+    plain = abs(ops.sum(x, -1) - 1) * counted
+    worst, worst_plain, largest, smallest = ops.read([off.max(), plain.max(), x.max(), x.min()])
+    if worst <= _TOLERANCE:
+        return None
+    if worst_plain <= _TOLERANCE and smallest >= 0:
+        return "holds probabilities, which sum to 1; expected log-probabilities: pass log(p)"
+    if largest > 0:
+        return 'holds logits; expected log-probabilities: pass log_softmax of them, or set the option "logits" to True'
+    return f"holds log-probabilities whose probabilities are off 1 by up to {worst:.3g}; renormalize them"

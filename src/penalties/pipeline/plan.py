@@ -1,0 +1,134 @@
+"""Which terms of a call are evaluated together, and why."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .. import kernels
+from ..functional.penalty import Elementwise, facts_of
+from .inputs import CallInputs
+from .table import table
+from .targets import Targets
+from .term import Term, Weight
+
+__all__ = ["Fused", "Group", "Job", "Plan", "plan_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A term in one call."""
+
+    index: int
+    """Its position among the terms that are due, the base loss first."""
+    term: Term
+    weight: Weight
+    """In this call."""
+    state: Any = None
+    """What it returned at the call before."""
+    due: Any = True
+    """Where the step is traced, an array that says whether the term counts at this step."""
+
+
+class Fused(NamedTuple):
+    """How one kernel computes all terms of a group."""
+
+    kernel: kernels.ElementwiseKernel
+    leaf: int
+    """The index of the one leaf that all of them read, among those of the targets."""
+    forms: tuple[Elementwise, ...]
+    """What each term is, element by element."""
+    means: tuple[bool, ...]
+    """Whether each is a mean over the elements rather than their sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One or more terms that are evaluated together."""
+
+    jobs: tuple[Job, ...]
+    reason: str
+    """Why these, and no others."""
+    fused: Fused | None = None
+    """None where the term's own function computes it."""
+
+    @classmethod
+    def of(cls, term: Term, state: Any = None) -> "Group":
+        """A term by itself, outside any pipeline."""
+        return cls((Job(0, term, term.weight, state),), "by itself")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The groups of a call, in the order in which they are evaluated; `print` shows them as a table."""
+
+    groups: tuple[Group, ...]
+
+    def __iter__(self) -> Iterator[Group]:
+        """The groups in order."""
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        """How many groups."""
+        return len(self.groups)
+
+    def __repr__(self) -> str:
+        """A line for each group."""
+        lines = [[", ".join(job.term.name for job in group.jobs), group.reason] for group in self.groups]
+        count = f"Plan, {len(self)} group{'' if len(self) == 1 else 's'}"
+        return "\n".join([count, *table(["terms", "why"], lines, indent="  ")]) if lines else count
+
+
+def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, keep: bool) -> Plan:
+    """The groups of these jobs: terms that one kernel computes together, and every other term by itself.
+
+    `keep` says that the gradient of each term is wanted by itself, which a kernel does not write.
+    """
+    groups: list[Group] = []
+    fused: dict[int, int] = {}
+    for job in jobs:
+        found = _closed_form(job, inputs, targets, keep=keep)
+        if isinstance(found, str):
+            groups.append(Group((job,), found))
+            continue
+        leaf, name, form, mean, kernel = found
+        if leaf not in fused:
+            fused[leaf] = len(groups)
+            reason = f"one sweep over {name} by a kernel for element-wise penalties"
+            groups.append(Group((), reason, Fused(kernel, leaf, (), ())))
+        group = groups[fused[leaf]]
+        assert group.fused is not None, "made above"
+        together = group.fused._replace(forms=(*group.fused.forms, form), means=(*group.fused.means, mean))
+        groups[fused[leaf]] = Group((*group.jobs, job), group.reason, together)
+    return Plan(tuple(groups))
+
+
+def _closed_form(
+    job: Job, inputs: CallInputs, targets: Targets | None, *, keep: bool
+) -> tuple[int, str, Elementwise, bool, kernels.ElementwiseKernel] | str:
+    """The leaf that a kernel reads for this term, what the term is there, and the kernel; or why it has none."""
+    term = job.term
+    if targets is None:
+        return "by itself: no gradients are requested"
+    if term.runs != "inline":
+        return f"by itself: runs in a {term.runs}"
+    facts = facts_of(term.fn)
+    if facts is None:
+        return "by itself: your own function"
+    if inputs.traced:
+        return "by itself: the compiler fuses what it traces"
+    form = facts.closed_form(term.options)
+    reduction = facts.options(term.options).get("reduction")
+    if form is None or reduction not in ("sum", "mean") or not term.differentiable or term.chunk is not None:
+        return "by itself: no kernel computes this penalty with these options"
+    if keep:
+        return "by itself: its gradient is kept"
+    if not isinstance(job.weight, int | float):
+        return "by itself: its weight is an array"
+    (name,) = term.inputs.values()
+    leaves = [index for index, target in enumerate(targets.names) if inputs.same(name, target)]
+    if len(leaves) != 1 or targets.leaves[leaves[0]] is not inputs.find(term.name, name):
+        return "by itself: its input is not a single array that gradients are taken at"
+    kernel = kernels.elementwise_kernel(targets.leaves[leaves[0]])
+    return (
+        kernel if isinstance(kernel, str) else (leaves[0], targets.names[leaves[0]], form, reduction == "mean", kernel)
+    )
