@@ -102,6 +102,16 @@ class TestWrapping:
         with pytest.raises(pn.OptionError, match=r"reducton=.*did you mean reduction\?"):
             term.replace(options={"reducton": "mean"})
 
+    def test_around_a_regularizer(self, library: Any) -> None:
+        class Length:
+            def compute(self, data: Any, logprobs: Any, options: Any) -> Any:
+                return options["factor"] * abs(logprobs).sum()
+
+        term = pn.EMA(pn.Term(Length(), options={"factor": 2.0})).replace(inputs=("batch", "lp"))
+        assert pn.Pipeline([term])(batch=[], lp=library.array([-1.5])).read().total == 3.0
+        doubled = pn.Pipeline([term]).with_options({"Length": {"factor": 4.0}})
+        assert doubled(batch=[], lp=library.array([-1.5])).read().total == 6.0
+
     def test_further_inputs(self, library: Any) -> None:
         def together(first: Any, *others: Any) -> Any:
             return first.sum() - sum(other.sum() for other in others)

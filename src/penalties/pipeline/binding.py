@@ -100,8 +100,8 @@ def bind(term: str, fn: Any, inputs: Inputs, options: Mapping[str, Any]) -> Boun
 
 
 def _bind_regularizer(term: str, fn: Regularizer, inputs: Inputs, options: Mapping[str, Any]) -> Bound:
-    parameters = ["data", "logprobs"]
-    bound = _inputs(term, inputs, parameters, parameters, collects=False)
+    read = ["data", "logprobs"]
+    bound = _inputs(term, inputs, read, read, collects=False)
     return Bound(
         call=_Compute(fn.compute, dict(options)),
         inputs=MappingProxyType(bound),
@@ -168,6 +168,8 @@ class _Compute:
 
 def _parameters(fn: Any) -> Parameters:
     """The parameters of a callable; of C code that does not declare them, any number by position and by name."""
+    if not callable(fn):
+        return _BATCH
     torch = sys.modules.get("torch")
     # A module's __call__ is (*args, **kwargs); what it takes is what its forward takes.
     declared = fn.forward if torch is not None and isinstance(fn, torch.nn.Module) else fn
@@ -176,6 +178,13 @@ def _parameters(fn: Any) -> Parameters:
     except ValueError:
         return _ANY
 
+
+_BATCH: Final[Parameters] = {
+    "data": inspect.Parameter("data", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+    "logprobs": inspect.Parameter("logprobs", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+    "options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD),
+}
+"""What a regularizer takes, whatever its method calls it."""
 
 _ANY: Final[Parameters] = {
     "args": inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
