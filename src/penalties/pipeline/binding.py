@@ -172,7 +172,7 @@ def _parameters(fn: Any) -> Parameters:
         return _BATCH
     torch = sys.modules.get("torch")
     # A module's __call__ is (*args, **kwargs); what it takes is what its forward takes.
-    declared = fn.forward if torch is not None and isinstance(fn, torch.nn.Module) else fn
+    declared: Any = cast("Any", fn).forward if torch is not None and isinstance(fn, torch.nn.Module) else fn
     try:
         return inspect.signature(declared).parameters
     except ValueError:
