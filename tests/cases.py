@@ -86,8 +86,9 @@ def magnitude(*inputs: np.ndarray, **options: Any) -> float:
     total = 0.0
     for a in inputs:
         for b in inputs:
-            if options.get("logits") or options.get("temperature", 1.0) != 1.0:
-                a, b = (log_softmax(x / options.get("temperature", 1.0)) for x in (a, b))
+            temperature = options.get("temperature", 1.0)
+            if options.get("logits") or temperature != 1.0:
+                a, b = (log_softmax(x / temperature) for x in (a, b))
             total += float(np.sum(np.exp(a) * np.abs(b)))
     return total
 
@@ -186,6 +187,8 @@ def _divergences() -> list[Case]:
         {"symmetric": True},
         {"floor": -1.5},
         {"floor": -1.5, "symmetric": True},
+        {"temperature": 2.0},
+        {"temperature": 0.5, "logits": True, "mask": MASK, "direction": "reverse"},
         {"mask": MASK},
         {"mask": FLAGS, "reduction": "sum"},
         {"mask": MASK, "reduction": "none", "direction": "reverse"},
@@ -195,6 +198,9 @@ def _divergences() -> list[Case]:
     js = [
         *({"reduction": reduction} for reduction in ("sum", "mean", "none")),
         {"base": 2},
+        {"sqrt": True},
+        {"sqrt": True, "base": 2, "mask": MASK, "reduction": "none"},
+        {"temperature": 2.0, "sqrt": True, "logits": True},
         {"mask": MASK},
         {"mask": FLAGS, "reduction": "none"},
         {"logits": True},

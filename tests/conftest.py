@@ -1,5 +1,7 @@
+import functools
 import os
 import signal
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu" if os.environ.get("PENALTIES_DEVICE", "cpu") == "cpu" else "")
 
@@ -23,7 +25,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(fixture, libraries, ids=lambda library: library.name)
 
 
+@functools.cache
+def _compiles(path: Path) -> bool:
+    return "torch.compile" in path.read_text(encoding="utf-8")
+
+
 @pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    """Start each test without compiled code of an earlier one, so that recompilation limits never meet."""
-    torch.compiler.reset()
+def _fresh_compiler(request: pytest.FixtureRequest) -> None:
+    """Start each test of a file that compiles without the code of an earlier one, whose recompilations would count."""
+    if _compiles(request.path):
+        torch.compiler.reset()

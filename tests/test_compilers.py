@@ -48,6 +48,7 @@ def test_torch_compile_traces_without_a_break(case: Case) -> None:
 
 
 @needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FIRST_OF_EACH, ids=lambda case: case.name)
 def test_torch_compile_with_the_real_compiler(case: Case) -> None:
     check_compiled(case, "inductor")
@@ -139,7 +140,7 @@ def test_compile_of_ragged_lists_and_parameters() -> None:
 
 
 def test_valid_logprobs_compiles_too() -> None:
-    """It gives bools and has no gradient, so it is no case of the others."""
+    """It returns bools and has no gradient, so it is not among the cases."""
     rows = np.array([[0.0, -np.inf], [-np.inf, -np.inf], [np.nan, 0.0]])
     expected = [True, False, False]
     if TORCH in DIFFERENTIABLE:

@@ -187,6 +187,21 @@ def test_a_masked_mean_per_element_counts_elements(library: Any, metric: str) ->
         )
 
 
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_js_distance_has_gradient_zero_between_equals(autodiff: Any, precision: str) -> None:
+    """Also where rounding leaves a divergence a little above or below 0, and where a probability is 0."""
+    rng = np.random.default_rng(20)
+    rows = np.concatenate([np.log(rng.dirichlet(np.ones(5), size=200)), [[0.0, *[-np.inf] * 4]]])
+    p = autodiff.array(rows, precision)
+    for gradient in autodiff.gradients(lambda a, b: pn.js_divergence(a, b, sqrt=True), p, p):
+        np.testing.assert_array_equal(gradient, 0.0)
+    close = autodiff.array(rows[:-1] + 1e-7 * rng.normal(size=(200, 5)), precision)
+    value = autodiff.numpy(pn.js_divergence(p[:-1], close, sqrt=True, reduction="none"))
+    assert (value >= 0).all()
+    for gradient in autodiff.gradients(lambda a, b: pn.js_divergence(a, b, sqrt=True), p[:-1], close):
+        assert np.abs(gradient).max() < 1.0
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 class TestKinks:
     def test_norms_at_zero(self, autodiff: Any, precision: str) -> None:

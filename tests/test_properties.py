@@ -141,6 +141,8 @@ def test_js_is_symmetric_and_bounded(library: Any, pq: tuple[np.ndarray, np.ndar
     assert math.isclose(number(library, "js_divergence", q, p), value, abs_tol=1e-12)
     assert abs(number(library, "js_divergence", p, p)) < 1e-12
     assert math.isclose(number(library, "js_divergence", p, q, base=2), value / LN2, abs_tol=1e-12)
+    assert 0 <= number(library, "js_divergence", p, q, sqrt=True) <= math.sqrt(LN2) + 1e-9
+    assert number(library, "js_divergence", p, p, sqrt=True) == 0
 
 
 @given(p=logprobs())

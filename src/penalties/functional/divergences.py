@@ -39,14 +39,24 @@ def kl_divergence(
     direction: Literal["forward", "reverse"] = "forward",
     symmetric: bool = False,
     floor: float | None = None,
+    temperature: float = 1.0,
     mask: ArrayT | None = None,
     logits: bool = False,
 ) -> ArrayT:
     """`KL(P‖Q) = Σ p·(log p − log q)` over the last axis (Kullback and Leibler, 1951).
 
-    `direction="reverse"` gives KL(Q‖P); `symmetric=True` gives their mean, whatever the direction. Where P > 0 and
-    Q = 0 the value is +inf, as in mathematics; `floor` clamps the log-probability in the denominator for a finite one.
-    The gradients are `p·(log p − log q + 1)` and `−p`, and 0 where p = 0.
+    Where P > 0 and Q = 0 the value is +inf, as in mathematics. The gradients with respect to log p and log q are
+    `p·(log p − log q + 1)` and `−p`, and 0 where p = 0.
+
+    - `p`, `q`: **log-probabilities** over the last axis, of one shape; not probabilities. `logits=True` takes logits.
+    - `reduction`: "mean" or "sum" over all positions, or "none" for a value per position.
+    - `direction`: "forward" is KL(P‖Q), "reverse" is KL(Q‖P).
+    - `symmetric`: the mean of both directions.
+    - `floor`: clamp the log-probability in the denominator to at least this, for a finite value where it is −inf.
+    - `temperature`: T ≠ 1 takes log_softmax(x/T) of both inputs first. Gradients shrink by about 1/T²: a weight of T²
+      restores them (Hinton et al., 2015).
+    - `mask`: which positions count, as flags or weights, in the shape of `p` without its last axis.
+    - `logits`: the inputs are unnormalised scores, and log_softmax is taken of both.
 
     >>> import numpy as np
     >>> p, q = np.log([0.5, 0.5]), np.log([0.9, 0.1])
@@ -58,7 +68,7 @@ def kl_divergence(
     if floor is not None:
         expected = "None or a finite log-probability, at most 0"
         floor = check_number("kl_divergence", "floor", floor, expected, high=0)
-    ops, (a, b), mask = _distributions("kl_divergence", {"p": p, "q": q}, mask, logits, reduction)
+    ops, (a, b), mask = _distributions("kl_divergence", {"p": p, "q": q}, mask, logits, temperature, reduction)
     if symmetric:
         return _reduced(ops, _symmetric(ops, a, b, floor), 0.5, reduction, mask)
     products = _kl(ops, a, b, floor) if direction == "forward" else _kl(ops, b, a, floor)
@@ -79,29 +89,49 @@ def js_divergence(
     *,
     reduction: Reduction = "mean",
     base: float | None = None,
+    sqrt: bool = False,
+    temperature: float = 1.0,
     mask: ArrayT | None = None,
     logits: bool = False,
 ) -> ArrayT:
     """`½KL(P‖M) + ½KL(Q‖M)` with `M = ½(P + Q)`: symmetric, finite, between 0 and ln 2 (Lin, 1991).
 
-    `base=2` gives bits, so that the bound is 1. The gradient with respect to log p is `½p·(log p − log m)`, and 0 where
-    p = 0.
+    The gradient with respect to log p is `½p·(log p − log m)`, and 0 where p = 0. The square root is a distance
+    (Endres and Schindelin, 2003); its gradient is 0 where the two distributions are equal.
+
+    - `p`, `q`: **log-probabilities** over the last axis, of one shape; not probabilities. `logits=True` takes logits.
+    - `reduction`: "mean" or "sum" over all positions, or "none" for a value per position.
+    - `base`: of the logarithm; 2 gives bits, so that the bound is 1. None is the natural one.
+    - `sqrt`: the square root at each position, before it is reduced.
+    - `temperature`: T ≠ 1 takes log_softmax(x/T) of both inputs first.
+    - `mask`: which positions count, as flags or weights, in the shape of `p` without its last axis.
+    - `logits`: the inputs are unnormalised scores, and log_softmax is taken of both.
 
     >>> import numpy as np
     >>> p, q = np.array([0.0, -np.inf]), np.array([-np.inf, 0.0])
     >>> float(js_divergence(p, q, base=2))
     1.0
     """
+    check_flag("js_divergence", "sqrt", sqrt)
     if base is not None:
         expected = "None or a finite number above 0, not 1"
         if check_number("js_divergence", "base", base, expected, low=POSITIVE) == 1:
             raise OptionError("js_divergence", "base", base, expected)
-    ops, (a, b), mask = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, reduction)
+        if sqrt and base < 1:
+            raise OptionError("js_divergence", "base", base, "None or a finite number above 1, with sqrt=True")
+    ops, (a, b), mask = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, temperature, reduction)
     pa, pb = ops.exp(a), ops.exp(b)
     both = pa + pb
     log_middle = ops.log(ops.where(both > 0, both, 1.0)) - math.log(2)
     halves = pa * _finite(ops, a) + pb * _finite(ops, b) - both * log_middle
-    return _reduced(ops, halves, 0.5 if base is None else 0.5 / math.log(base), reduction, mask)
+    scale = 0.5 if base is None else 0.5 / math.log(base)
+    if not sqrt:
+        return _reduced(ops, halves, scale, reduction, mask)
+    divergence = scale * ops.sum(halves, -1)
+    # Rounding leaves the divergence of close distributions just above or below 0, that of equal ones too.
+    zero = (divergence <= 0) | ~ops.any(a != b)
+    distance = ops.where(zero, 0.0, ops.sqrt(ops.where(zero, 1.0, divergence)))
+    return reduce(ops, distance, reduction, mask)
 
 
 @penalty(
@@ -126,9 +156,15 @@ def entropy(
 ) -> ArrayT:
     """Shannon entropy `H = −Σ p·log p` over the last axis, signed by its effect on a loss that is minimised.
 
-    `mode="penalty"` returns +H, which lowers entropy; `mode="bonus"` returns −H, which raises it. `normalize` divides
-    by ln V (one class gives 0); `temperature` T ≠ 1 takes log_softmax(p/T) first. The gradient of H is
-    `−p·(log p + 1)`, and 0 where p = 0.
+    The gradient of H with respect to log p is `−p·(log p + 1)`, and 0 where p = 0.
+
+    - `p`: **log-probabilities** over the last axis; not probabilities. `logits=True` takes logits.
+    - `mode`: "penalty" returns +H, which lowers entropy; "bonus" returns −H, which raises it.
+    - `reduction`: "mean" or "sum" over all positions, or "none" for a value per position.
+    - `normalize`: divide by ln V, the largest entropy of V classes; one class has entropy 0.
+    - `temperature`: T ≠ 1 takes log_softmax(p/T) first.
+    - `mask`: which positions count, as flags or weights, in the shape of `p` without its last axis.
+    - `logits`: `p` holds unnormalised scores, and log_softmax is taken of it.
 
     >>> import numpy as np
     >>> uniform = np.log(np.full(4, 0.25))
@@ -137,12 +173,7 @@ def entropy(
     """
     check_choice("entropy", "mode", mode, ("penalty", "bonus"))
     check_flag("entropy", "normalize", normalize)
-    check_flag("entropy", "logits", logits)
-    temperature = check_number("entropy", "temperature", temperature, "a finite number above 0", low=POSITIVE)
-    cooled = temperature != 1
-    ops, (x,), mask = _distributions("entropy", {"p": p}, mask, logits and not cooled, reduction)
-    if cooled:
-        x = ops.log_softmax(x / temperature)
+    ops, (x,), mask = _distributions("entropy", {"p": p}, mask, logits, temperature, reduction)
     scale = -1.0 if mode == "penalty" else 1.0
     if normalize:
         classes = x.shape[-1]
@@ -184,11 +215,12 @@ def _finite(ops: Backend, x: Any) -> Any:
 
 
 def _distributions(
-    function: str, inputs: dict[str, Any], mask: Any, logits: bool, reduction: str
+    function: str, inputs: dict[str, Any], mask: Any, logits: bool, temperature: float, reduction: str
 ) -> tuple[Backend, Sequence[Any], Any]:
-    """Check the inputs, hide what is masked, and give log-probabilities of at least 32 bits, and the mask."""
+    """Check the inputs, hide what is masked, and return log-probabilities of at least 32 bits, and the mask."""
     check_choice(function, "reduction", reduction, REDUCTIONS)
     check_flag(function, "logits", logits)
+    temperature = check_number(function, "temperature", temperature, "a finite number above 0", low=POSITIVE)
     ops = backend_of(function, **inputs, mask=mask)
     if len(inputs) == 2:
         check_same_shape(function, **inputs)
@@ -199,5 +231,7 @@ def _distributions(
     arrays: list[Any] = []
     for x in inputs.values():
         array = hide(ops, ops.upcast(function, x), mask)
-        arrays.append(ops.log_softmax(array) if logits else array)
+        if temperature != 1:
+            array = array / temperature
+        arrays.append(ops.log_softmax(array) if logits or temperature != 1 else array)
     return ops, arrays, mask

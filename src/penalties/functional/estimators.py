@@ -1,7 +1,7 @@
 """Divergence and entropy from the log-probabilities of *sampled tokens*.
 
-A training client returns one log-probability per sampled token. Such a vector is no distribution, so the divergences of
-`divergences.py` do not apply to it; these estimators average over the samples instead (Schulman, "Approximating KL
+A training client returns one log-probability per sampled token. Such a vector is not a distribution, so the divergences
+of `divergences.py` do not apply to it; these estimators average over the samples instead (Schulman, "Approximating KL
 divergence", 2020).
 """
 
@@ -57,7 +57,14 @@ def kl_estimate(
     With `d = reference − logprobs`: k1 = −d (unbiased, any sign), k2 = ½d² (low variance, biased) and
     k3 = e^d − 1 − d (unbiased, never negative). The gradients with respect to `logprobs` are 1, −d and 1 − e^d. As a
     loss on the policy's own samples k2 has the gradient of this KL, k3 that of KL(reference ‖ policy), and k1 none on
-    average: it is a measurement. `mask` has the shape of `logprobs`; all three may be nests of the same structure.
+    average: it is a measurement.
+
+    - `logprobs`: log-probability of each sampled token under the policy; an array, or a nest such as one array per
+      sequence. Not a distribution: for one see `kl_divergence`.
+    - `reference`: log-probability of the same tokens under the reference, in the same structure and shapes.
+    - `estimator`: "k1", "k2" or "k3".
+    - `mask`: which tokens count, as flags or weights, in the structure and shapes of `logprobs`.
+    - `reduction`: "mean" or "sum" over all tokens, or "none" for a value per token.
 
     >>> import numpy as np
     >>> policy, reference = np.log([0.5, 0.2]), np.log([0.4, 0.4])
@@ -108,9 +115,14 @@ def entropy_estimate(
 ) -> Any:
     """Entropy of the policy from tokens it sampled: the mean of `−logprobs`.
 
-    `mode="penalty"` returns +H and `mode="bonus"` −H; the gradient is −1 (or +1) per token. On tokens of a fixed data
-    set the bonus lowers their probability and so flattens the policy; on the policy's own samples the gradient is 0 on
-    average, as for k1. `mask` has the shape of `logprobs`; both may be nests of the same structure.
+    The gradient is −1 per token, or +1 as a bonus. On tokens of a fixed data set the bonus lowers their probability and
+    so flattens the policy; on the policy's own samples the gradient is 0 on average, as for k1 of `kl_estimate`.
+
+    - `logprobs`: log-probability of each sampled token under the policy; an array, or a nest such as one array per
+      sequence. Not a distribution: for one see `entropy`.
+    - `mode`: "penalty" returns +H, which lowers entropy; "bonus" returns −H, which raises it.
+    - `mask`: which tokens count, as flags or weights, in the structure and shapes of `logprobs`.
+    - `reduction`: "mean" or "sum" over all tokens, or "none" for a value per token.
 
     >>> import numpy as np
     >>> round(float(entropy_estimate(np.log([0.5, 0.25]))), 6)

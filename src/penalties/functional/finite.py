@@ -20,8 +20,9 @@ T = TypeVar("T")
 def validate(x: T) -> T:
     """`x` itself, or `NonFiniteError` that says "nan" or "inf"; NaN comes first where there are both.
 
-    It looks at values, so it waits for the device and works outside `jit` and `torch.compile` only. Nests are
-    welcome; an iterator comes back as a tuple.
+    It looks at values, so it waits for the device and works outside `jit` and `torch.compile` only.
+
+    - `x`: an array, or a nest of arrays; a generator comes back as a tuple.
 
     >>> import numpy as np
     >>> validate(np.array([1.0, 2.0])).tolist()
@@ -42,6 +43,10 @@ def validate(x: T) -> T:
 @strict_options
 def replace_nonfinite(x: ArrayT, *, nan: float = 0.0, inf: float = 1e10) -> ArrayT:
     """`x` with NaN replaced by `nan` and values beyond ±`inf`, infinite ones too, by ±`inf`; gradient 0 there.
+
+    - `x`: an array.
+    - `nan`: what replaces NaN.
+    - `inf`: the largest size that a value may have, above 0.
 
     >>> import numpy as np
     >>> replace_nonfinite(np.array([1.0, np.nan, -np.inf])).tolist()

@@ -16,6 +16,8 @@ def renormalize(logprobs: ArrayT) -> ArrayT:
 
     For a top-K slice, whose probabilities sum to less than one, before a divergence. Entries of −inf stay −inf.
 
+    - `logprobs`: log-probabilities, or any scores, over the last axis.
+
     >>> import numpy as np
     >>> np.exp(renormalize(np.log([0.3, 0.1]))).round(6).tolist()
     [0.75, 0.25]
@@ -33,6 +35,8 @@ def safe_log(p: ArrayT) -> ArrayT:
     The plain logarithm has an infinite gradient there, which turns into NaN in every divergence of probabilities with
     a zero. A negative p gives NaN.
 
+    - `p`: probabilities.
+
     >>> import numpy as np
     >>> safe_log(np.array([1.0, 0.0])).tolist()
     [0.0, -inf]
@@ -46,6 +50,8 @@ def safe_log(p: ArrayT) -> ArrayT:
 @strict_options
 def valid_logprobs(logprobs: ArrayT) -> ArrayT:
     """Which rows can be a distribution: no NaN, no +inf, not everything −inf. A bool per position, fit for `mask`.
+
+    - `logprobs`: log-probabilities over the last axis.
 
     >>> import numpy as np
     >>> valid_logprobs(np.log([[0.5, 0.5], [0.5, np.nan]])).tolist()

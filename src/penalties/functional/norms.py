@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from ..arrays import ArrayT, ArrayTree, Reduction
-from ..backends import Backend, owner
+from ..backends import Backend
 from . import examples
 from .nests import gather
 from .options import POSITIVE, check_choice, check_number
@@ -13,6 +13,9 @@ from .penalty import Elementwise, penalty
 from .reduction import REDUCTIONS, reduce
 
 __all__ = ["elastic_net", "l1", "l2", "smooth_l1"]
+
+Value: TypeAlias = Callable[[Backend, Any, str], Any]
+"""A norm of one array: `value(ops, array, reduction)`."""
 
 
 @overload
@@ -30,14 +33,14 @@ def l1(x: ArrayTree, *, reduction: Reduction = "sum") -> Any:
 
     The gradient is `sign(x)`, and 0 at 0 in every backend.
 
+    - `x`: an array, or a nest of arrays such as `model.parameters()`.
+    - `reduction`: "sum" or "mean" over all elements, or "none" for a value per element, in the structure of `x`.
+
     >>> import numpy as np
     >>> float(l1(np.array([1.0, -2.0, 3.0])))
     6.0
     """
-    ops = owner(x)
-    if ops is None or reduction not in REDUCTIONS:
-        return _nested("l1", x, reduction, _abs)
-    return reduce(ops, ops.abs(ops.upcast("l1", x)), reduction)
+    return _norm("l1", x, reduction, _abs)
 
 
 @overload
@@ -72,8 +75,12 @@ def l2(
 ) -> Any:
     """Sum of squares, `Σx²` (no ½): shrinks large values most.
 
-    The order is center, clip, square, reduce: `center` subtracts the mean of all elements or a number, `clip=c` clamps
-    to `[−c, c]`. The gradient is `2(x − center)`, and 0 beyond the clip.
+    The order is center, clip, square, reduce. The gradient is `2(x − center)`, and 0 beyond the clip.
+
+    - `x`: an array, or a nest of arrays such as `model.parameters()`.
+    - `reduction`: "sum" or "mean" over all elements, or "none" for a value per element, in the structure of `x`.
+    - `center`: what to subtract first: a number, or "mean" for the mean of all elements. None subtracts nothing.
+    - `clip`: clamp to `[−clip, clip]` before squaring. None does not clamp.
 
     >>> import numpy as np
     >>> x = np.array([1.0, 2.0, 3.0])
@@ -84,13 +91,7 @@ def l2(
         center = check_number("l2", "center", center, 'None, "mean" or a finite number')
     if clip is not None:
         clip = check_number("l2", "clip", clip, "None or a finite number above 0", low=POSITIVE)
-    ops = owner(x)
-    if ops is None or reduction not in REDUCTIONS:
-        return _nested("l2", x, reduction, partial(_square, clip=clip), center)
-    array = ops.upcast("l2", x)
-    if center is not None:
-        array = array - (ops.mean(array) if center == "mean" else center)
-    return _square(ops, array, reduction, clip)
+    return _norm("l2", x, reduction, partial(_square, clip=clip), center)
 
 
 @overload
@@ -106,18 +107,18 @@ def elastic_net(x: ArrayTree, *, l1_ratio: float = ..., reduction: Reduction = .
 def elastic_net(x: ArrayTree, *, l1_ratio: float = 0.5, reduction: Reduction = "sum") -> Any:
     """`α·Σ|x| + (1 − α)·Σx²` with `α = l1_ratio`: sparsity and shrinkage in one knob (Zou and Hastie, 2005).
 
-    `l1_ratio=1` is `l1`, `l1_ratio=0` is `l2`. The gradient is `α·sign(x) + 2(1 − α)·x`, and 0 at 0.
+    The gradient is `α·sign(x) + 2(1 − α)·x`, and 0 at 0.
+
+    - `x`: an array, or a nest of arrays such as `model.parameters()`.
+    - `l1_ratio`: from 0, which is `l2`, to 1, which is `l1`.
+    - `reduction`: "sum" or "mean" over all elements, or "none" for a value per element, in the structure of `x`.
 
     >>> import numpy as np
     >>> float(elastic_net(np.array([1.0, -2.0, 3.0])))
     10.0
     """
     ratio = check_number("elastic_net", "l1_ratio", l1_ratio, "a number from 0 to 1", low=0, high=1)
-    mixed = partial(_mixed, ratio=ratio)
-    ops = owner(x)
-    if ops is None or reduction not in REDUCTIONS:
-        return _nested("elastic_net", x, reduction, mixed)
-    return mixed(ops, ops.upcast("elastic_net", x), reduction)
+    return _norm("elastic_net", x, reduction, partial(_mixed, ratio=ratio))
 
 
 @overload
@@ -136,36 +137,29 @@ def smooth_l1(x: ArrayTree, *, delta: float = 1.0, reduction: Reduction = "sum")
 
     The gradient is `x/δ` inside and `sign(x)` outside: as `l1` far from zero, without its kink.
 
+    - `x`: an array, or a nest of arrays such as `model.parameters()`.
+    - `delta`: where the parabola meets the straight lines, above 0.
+    - `reduction`: "sum" or "mean" over all elements, or "none" for a value per element, in the structure of `x`.
+
     >>> import numpy as np
     >>> float(smooth_l1(np.array([0.5, -2.0])))
     1.625
     """
     delta = check_number("smooth_l1", "delta", delta, "a finite number above 0", low=POSITIVE)
-    ops = owner(x)
-    if ops is None or reduction not in REDUCTIONS:
-        return _nested("smooth_l1", x, reduction, partial(_smooth, delta=delta))
-    return ops.smooth_abs(ops.upcast("smooth_l1", x), delta, reduction)
+    return _norm("smooth_l1", x, reduction, partial(_smooth, delta=delta))
 
 
-# The functions above take a single array by the shortest way: at ten thousand elements a norm is 40 µs of work, and
-# every call on the way to it costs a good part of one. Nests take the general way, through `_nested`, which also
-# refuses a wrong reduction.
-
-
-def _nested(
-    function: str, x: Any, reduction: str, value: Callable[[Backend, Any, str], Any], center: Any = None
-) -> Any:
-    """`value(ops, array, reduction)` over all leaves of a nest, less their common mean or a number."""
+def _norm(function: str, x: Any, reduction: str, value: Value, center: Any = None) -> Any:
+    """A norm of all leaves of a nest, less their common mean or a number."""
     check_choice(function, "reduction", reduction, REDUCTIONS)
     leaves = gather(function, keep=reduction == "none", x=x)
+    ops = leaves.ops
     if center is not None:
-        ops = leaves.ops
-        if center == "mean":
-            middle = leaves.reduce(partial(reduce, ops), "mean")
-            leaves = leaves._replace(rows=[[array - ops.cast(middle, array)] for (array,) in leaves.rows])
-        else:
-            leaves = leaves._replace(rows=[[array - center] for (array,) in leaves.rows])
-    return leaves.reduce(partial(value, leaves.ops), reduction)
+        middle = leaves.reduce(partial(reduce, ops), "mean") if center == "mean" else None
+        leaves = leaves._replace(
+            rows=[[array - (center if middle is None else ops.cast(middle, array))] for (array,) in leaves.rows]
+        )
+    return leaves.reduce(partial(value, ops), reduction)
 
 
 def _abs(ops: Backend, array: Any, reduction: str) -> Any:
@@ -182,10 +176,7 @@ def _mixed(ops: Backend, array: Any, reduction: str, ratio: float) -> Any:
     if ratio == 0.0:
         return _square(ops, array, reduction)
     # Reduced apart: fewer passes over the elements than one mixed expression.
-    parts = [_abs(ops, array, reduction), _square(ops, array, reduction)]
-    if reduction == "none":
-        return ratio * parts[0] + (1 - ratio) * parts[1]
-    return ops.weighted_sum(parts, [ratio, 1 - ratio])
+    return ratio * _abs(ops, array, reduction) + (1 - ratio) * _square(ops, array, reduction)
 
 
 def _smooth(ops: Backend, array: Any, reduction: str, delta: float) -> Any:

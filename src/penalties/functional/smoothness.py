@@ -24,9 +24,13 @@ __all__ = ["gradient_penalty", "interpolated_gradient_penalty", "output_magnitud
 def gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> ArrayT:
     """`(‖∇ₓfn(x)‖ − target_norm)²`: keeps a critic or a network close to a chosen slope.
 
-    When `fn` returns one number per sample, (B,) or (B, 1), norms are per sample and the penalties are averaged; when
-    it returns a scalar there is one joint norm. An `x` of rank 1 is one sample. It can be differentiated again, with
-    gradient 0 where `∇fn` is 0. It costs about one more backward pass.
+    It can be differentiated again, with gradient 0 where `∇fn` is 0, and costs about one more backward pass. NumPy has
+    no automatic differentiation: pass torch or JAX arrays.
+
+    - `fn`: a function of `x`. Where it returns one number per sample, (B,) or (B, 1), norms are per sample and the
+      penalties are averaged; where it returns a scalar there is one joint norm.
+    - `x`: where the slope is taken, floats; samples along the first axis, and an array of rank 1 is one sample.
+    - `target_norm`: the length that the gradient is drawn to, at least 0.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -47,7 +51,11 @@ def interpolated_gradient_penalty(
 ) -> ArrayT:
     """`gradient_penalty` at `ε·x + (1 − ε)·reference`, one ε from [0, 1) per sample (WGAN-GP, Gulrajani et al., 2017).
 
-    `seed` is a whole number (the same draw each call), a `torch.Generator`, a JAX key, or the array of ε itself.
+    - `fn`: a function of samples, as in `gradient_penalty`.
+    - `x`, `reference`: two batches of one shape, floats, such as real and generated samples.
+    - `target_norm`: the length that the gradient is drawn to, at least 0.
+    - `seed`: what ε is drawn from: a whole number (the same draw each call), a `torch.Generator`, a JAX key, or the
+      array of ε itself.
 
     >>> import torch
     >>> real, fake = torch.ones(2, 4), torch.zeros(2, 4)
@@ -71,6 +79,8 @@ def interpolated_gradient_penalty(
 def with_gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> tuple[ArrayT, ArrayT]:
     """`(fn(x), gradient_penalty(fn, x))` from one evaluation of `fn`.
 
+    - `fn`, `x`, `target_norm`: as in `gradient_penalty`.
+
     >>> import torch
     >>> output, penalty = with_gradient_penalty(lambda z: (z * z).sum(), torch.tensor([1.0, 2.0]))
     >>> output.item(), round(penalty.item(), 4)
@@ -87,6 +97,10 @@ def output_magnitude(y: ArrayT, *, target: float = 1.0, reduction: Literal["mean
     """`(RMS(y) − target)²`, or with `reduction="sum"` `(‖y‖ − target)²`: keeps outputs at a chosen size.
 
     A cheap stand-in for `gradient_penalty`: it needs no second backward pass. The gradient at `y = 0` is 0.
+
+    - `y`: an array of any shape.
+    - `target`: the size to keep it at, at least 0.
+    - `reduction`: "mean" compares the root mean square of all elements, "sum" their Euclidean length.
 
     >>> import numpy as np
     >>> float(output_magnitude(np.array([3.0, 4.0]), reduction="sum"))

@@ -36,8 +36,11 @@ def consistency(
 ) -> ArrayT:
     """How far two arrays of one shape are apart: predictions for a clean and a noisy input, a student and a teacher.
 
-    `mse` is `(a − b)²` and `l1` is `|a − b|`, per element. `cosine` is `1 − cos(a, b)` per vector of the last axis, 1
-    with gradient 0 where one is zero. `kl` is the symmetric KL divergence of log-probabilities over the last axis.
+    - `a`, `b`: two arrays of one shape; log-probabilities over the last axis where `metric="kl"`.
+    - `metric`: "mse" is `(a − b)²` and "l1" is `|a − b|`, per element. "cosine" is `1 − cos(a, b)` per vector of the
+      last axis, and 1 with gradient 0 where one of them is zero. "kl" is the symmetric KL divergence per vector.
+    - `reduction`: "mean" or "sum" over all elements or vectors, or "none" for a value of each.
+    - `mask`: which vectors of the last axis count, as flags or weights, in the shape of `a` without that axis.
 
     >>> import numpy as np
     >>> float(consistency(np.array([1.0, 2.0]), np.array([2.0, 4.0])))
@@ -86,15 +89,20 @@ def orthogonality(
 ) -> ArrayT:
     """How far the rows of a matrix M are from orthogonal, by their Gram matrix `G = MMᵀ`.
 
-    - `soft` is `Σ_{i≠j} G²`, `hard` is `‖G − I‖²`; `reduction="mean"` divides by the number of entries.
-    - `spectral` is the largest `|σ² − 1|` over the singular values, by power iteration (first-order gradient), or
-      from all of them with `exact=True` (Bansal et al., 2018).
+    With more rows than columns nothing larger than columns × columns is built.
 
-    `normalize` divides rows by their lengths first; a zero row stays zero and has gradient 0. `axis` says what a row
-    is: every vector of the last axis, one position of the `sequence` (second to last axis), or one entry of the
-    `vocabulary` (last axis). An array of rank 1 is one row. `sample_size` takes that many rows at random, scaled so
-    that the result is right on average; `seed` is a whole number (the same draw each call), a `torch.Generator`, a JAX
-    key, or the array of row numbers itself. With more rows than columns nothing larger than columns × columns is built.
+    - `x`: an array; one of rank 1 is a single row.
+    - `mode`: "soft" is `Σ_{i≠j} G²`, "hard" is `‖G − I‖²`. "spectral" is the largest `|σ² − 1|` over the singular
+      values (Bansal et al., 2018), by power iteration, whose gradient is of first order only.
+    - `normalize`: divide rows by their lengths first; a zero row stays zero and has gradient 0.
+    - `axis`: what a row is: every vector of the last axis ("rows"), one position of the second to last axis
+      ("sequence"), or one entry of the last axis ("vocabulary").
+    - `reduction`: "sum", or "mean" to divide by the number of entries that are added.
+    - `sample_size`: take that many rows at random, scaled so that the result is right on average. None takes all.
+    - `seed`: what to draw from: a whole number (the same draw each call), a `torch.Generator`, a JAX key, or the array
+      of row numbers itself.
+    - `exact`: compute "spectral" from all singular values.
+    - `iterations`: how many times power iteration applies the matrix, twice each.
 
     >>> import numpy as np
     >>> float(orthogonality(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])))

@@ -1,7 +1,6 @@
 """Array operations on PyTorch tensors."""
 
 import builtins
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -62,8 +61,6 @@ _PACK_BELOW: Final = 8192
 _PACK_AT_MOST: Final = 2**18
 _PACK_BELOW_ON_ACCELERATOR: Final = 2**20
 
-_ATEN_REDUCTIONS: Final = {"none": 0, "mean": 1, "sum": 2}
-
 
 def upcast(function: str, x: "Tensor") -> "Tensor":
     if x.is_floating_point():
@@ -111,14 +108,6 @@ def packs(leaves: Sequence["Tensor"]) -> bool:
 def concatenate(leaves: Sequence["Tensor"]) -> "Tensor":
     import torch
 
-    if leaves[0].ndim == leaves[-1].ndim == 1 and not torch.compiler.is_compiling():
-        # Flat already, as sequences mostly are: asking each of 64 tensors takes 4 µs, and cat raises where one is not.
-        try:
-            flat = torch.cat(list(leaves))
-        except RuntimeError:
-            pass
-        else:
-            return flat if flat.ndim == 1 else flat.reshape(-1)
     # A view of a tensor that is flat already would cost a node of the graph each, there and back.
     return torch.cat([leaf if leaf.ndim == 1 else leaf.reshape(-1) for leaf in leaves])
 
@@ -144,10 +133,8 @@ def smooth_abs(x: "Tensor", delta: float, reduction: str) -> "Tensor":
 
     if reduction == "mean" and not x.numel():
         return x.sum()
-    # What torch.nn.functional calls, without its checks (7 µs); torch.ops takes 5 µs more. Reduced by the operation
-    # itself: a mean after the fact takes twice as long at a million elements.
-    library: Any = torch
-    return library._C._nn.smooth_l1_loss(x, torch.zeros_like(x), _ATEN_REDUCTIONS[reduction], delta)
+    # Reduced by the operation itself: a mean after the fact takes twice as long at a million elements.
+    return torch.nn.functional.smooth_l1_loss(x, torch.zeros_like(x), reduction=reduction, beta=delta)
 
 
 def exp(x: "Tensor") -> "Tensor":
@@ -196,14 +183,8 @@ def sum(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Ten
 
 
 def mean(x: "Tensor") -> "Tensor":
-    import torch
-
     # Not x.mean(): its backward writes out a whole array where that of a sum expands one number.
-    total, count = x.sum(), x.numel() or 1
-    if type(total) is torch.Tensor and not torch.compiler.is_compiling():
-        # Dividing by a tensor takes 3 µs less, there and back, than by a number of Python's.
-        return total.div(torch.scalar_tensor(count, dtype=total.dtype, device="cpu"))
-    return total.div(count)
+    return x.sum() / (x.numel() or 1)
 
 
 def amax(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Tensor":
@@ -301,14 +282,20 @@ def value_and_gradient(function: str, fn: Callable[["Tensor"], "Tensor"], x: "Te
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (grad, vmap, jvp, ...) is running; torch has no public way to ask."""
-    global _functorch
-    if _functorch is None:
-        _functorch = importlib.import_module("torch._C._functorch")
-    return _functorch.maybe_current_level() is not None
+    """Whether a transform of torch.func (grad, vmap, jvp, …) is running: `requires_grad_` raises in each of them."""
+    global _probe
+    import torch
+
+    probe = torch.empty(0, device="cpu") if _probe is None else _probe
+    try:
+        probe.requires_grad_(False)
+    except RuntimeError:
+        return True
+    _probe = probe  # Kept only here: one that was made inside a transform belongs to it.
+    return False
 
 
-_functorch: Any = None
+_probe: Any = None
 
 
 def tracing(x: object) -> bool:
