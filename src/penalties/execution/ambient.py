@@ -85,7 +85,7 @@ def _set(flags: Flags | None) -> None:
         return
     torch: Any = sys.modules["torch"]
     gradients, cached, *cast = flags
-    torch._C._set_grad_enabled(gradients)
+    torch.set_grad_enabled(gradients)
     torch.set_autocast_cache_enabled(cached)
     for kind, (enabled, dtype) in zip(_AUTOCAST, cast, strict=True):
         torch.set_autocast_enabled(kind, enabled)
