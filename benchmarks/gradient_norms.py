@@ -152,7 +152,7 @@ def network_rows(scale: float) -> list[Row]:
 
         def ours(forward: Callable[[], tuple[pn.LossOutput, Tensor]] = forward) -> None:
             out, hidden = forward()
-            pn.gradients.track(out, at=hidden)
+            pn.gradients.track(out, at=hidden, backward=True)
 
         plain()
         expected = [parameter.grad for parameter in parameters]

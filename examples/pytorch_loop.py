@@ -71,11 +71,10 @@ def train(pipeline: pn.Pipeline, x: Tensor, labels: Tensor, *, report: bool = Fa
         out, hidden = objective(pipeline, model, x, labels, step)
         optimizer.zero_grad()
         if report and step % TRACK_EVERY == 0:
-            # The length of each term's gradient at the hidden layer, and then the backward pass as well.
+            # The length of each term's gradient at the hidden layer.
             out = pn.gradients.track(out, at=hidden)
             show(step, out)
-        else:
-            out.total.backward()
+        out.total.backward()
         optimizer.step()
         # It speaks every so many steps, and whenever the loss jumps. That a penalty on weights has no gradient at the
         # hidden layer is no news.

@@ -130,8 +130,7 @@ def shares() -> tuple[list[int], list[str], dict[str, list[list[float]]]]:
             steps.append(step)
             seen["loss"].append([share.loss_share or 0.0 for share in explained])
             seen["gradient"].append([share.grad_share or 0.0 for share in explained])
-        else:
-            out.total.backward()
+        out.total.backward()
         optimizer.step()
     return steps, ["base_loss", *pipeline.names], seen
 

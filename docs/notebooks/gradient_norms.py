@@ -52,8 +52,7 @@ def train(objective, steps=200, look_at=()):
         optimizer.zero_grad()
         if step in look_at:
             seen[step] = pn.gradients.track(out, wrt=params)
-        else:
-            out.total.backward()
+        out.total.backward()
         optimizer.step()
     right = head(torch.tanh(encoder(test_x))).argmax(-1) == test_labels
     return right.double().mean().item(), seen
@@ -63,8 +62,8 @@ accuracy, seen = train(objective, look_at=range(0, 201, 10))
 print(f"{accuracy:.0%}")
 
 # %% [markdown]
-# `track` measures every term and then goes backward, so that the step is the same as without it. With `wrt=` it takes
-# a backward pass for each term, which is fine every tenth step.
+# `track` measures every term and leaves the step as it is: the backward pass is the loop's own. With `wrt=` it takes a
+# backward pass for each term, which is fine every tenth step.
 #
 # ## At the first step
 #
