@@ -114,7 +114,7 @@ def _pipeline(objective: Objective) -> pn.Pipeline:
 CLASSES = 10
 SHARED = pn.Pipeline(
     [
-        pn.Term(lambda logits, labels: cross_entropy(logits, labels), name="fit"),
+        pn.Term(cross_entropy, inputs=("scores", "labels")),
         pn.Term(pn.kl_divergence, 0.5, inputs=("logprobs", "teacher")),
         pn.Term(pn.entropy, 0.01, inputs="logprobs"),
         pn.Term(pn.l2, 1e-3, inputs="hidden", options={"reduction": "mean"}),
@@ -142,9 +142,9 @@ def network_rows(scale: float) -> list[Row]:
             for parameter in parameters:
                 parameter.grad = None
             hidden = trunk(images)
-            logits = head(hidden)
-            logprobs = logits.log_softmax(-1)
-            return SHARED(logits=logits, labels=labels, logprobs=logprobs, teacher=teacher, hidden=hidden), hidden
+            scores = head(hidden)
+            logprobs = scores.log_softmax(-1)
+            return SHARED(scores=scores, labels=labels, logprobs=logprobs, teacher=teacher, hidden=hidden), hidden
 
         def plain(forward: Callable[[], tuple[pn.LossOutput, Tensor]] = forward) -> None:
             out, _ = forward()
