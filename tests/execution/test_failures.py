@@ -716,7 +716,7 @@ class TestThreads:
 
         place = Threads(1)
         running = place.start(_task(slow, timeout=0.05))
-        monkeypatch.setattr(place, "leave", lambda running: False)
+        monkeypatch.setattr(place, "abandon", lambda running: False)
         with pytest.raises(pn.TermTimeoutError, match=r"term: took 0\.1\d* s; expected at most 0\.05 s") as caught:
             running.result()
         assert not caught.value.abandoned
@@ -733,8 +733,8 @@ class TestThreads:
         running = place.start(_task(wait))
         while running.started is None:
             time.sleep(0.01)
-        assert place.leave(running)
-        assert place.leave(running)
+        assert place.abandon(running)
+        assert place.abandon(running)
         assert place.abandoned == 1
         done.set()
         place.close()
@@ -814,7 +814,7 @@ class TestLoop:
         place.close()
         while not loop.is_closed():
             time.sleep(0.01)
-        assert not place.left(None, loop)
+        assert not place.runs_on(None, loop)
 
     def test_a_blocked_loop_is_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from penalties.execution.pools import asynchronous
@@ -823,8 +823,8 @@ class TestLoop:
         place, done = Async(), threading.Event()
         loop = place.loop()
         loop.call_soon_threadsafe(done.wait, 20.0)
-        assert place.left(None, loop)
-        assert place.left(None, loop)
+        assert place.runs_on(None, loop)
+        assert place.runs_on(None, loop)
         assert place.abandoned == 1
         done.set()
         settled(place)

@@ -1,14 +1,12 @@
-"""What this process holds that could stay behind: descriptors, processes, threads, blocks of shared memory."""
+"""What this process holds that could stay behind: descriptors, processes, threads, files in shared memory."""
 
 import gc
-import multiprocessing
 import os
 import secrets
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from multiprocessing import shared_memory
 from pathlib import Path
 
 __all__ = ["MARK", "Held", "back_to", "command", "held", "mark", "marked", "parent", "resident"]
@@ -26,8 +24,8 @@ class Held:
     processes: frozenset[int]
     """Those that this process started, and theirs, orphans included; Python's tracker of resources left out."""
     threads: Counter[str]
-    blocks: frozenset[str]
-    """Shared memory and semaphores of this process."""
+    files: frozenset[str]
+    """Folders that executors of this process have in shared memory."""
 
     def beyond(self, before: "Held") -> dict[str, object]:
         """What there is more of than there was."""
@@ -37,7 +35,7 @@ class Held:
             else {},
             "processes": {pid: command(pid) for pid in self.processes - before.processes},
             "threads": dict(self.threads - before.threads),
-            "blocks": sorted(self.blocks - before.blocks),
+            "files": sorted(self.files - before.files),
         }
         return {what: found for what, found in more.items() if found}
 
@@ -46,9 +44,6 @@ def mark() -> str:
     """Make what this process will hold known as its own: others run on the same machine."""
     token = secrets.token_hex(8)
     os.environ[MARK] = token
-    # Names of shared memory have fourteen characters, of which these say whose they are.
-    shared_memory._SHM_NAME_PREFIX = f"/t{token[:6]}"
-    multiprocessing.current_process()._config["semprefix"] = f"/t{token[:6]}"
     return token
 
 
@@ -58,7 +53,7 @@ def held() -> Held:
         Counter(_descriptors()),
         marked(os.environ[MARK]) - {os.getpid()},
         Counter(thread.name for thread in threading.enumerate()),
-        _blocks(os.environ[MARK]),
+        _files(),
     )
 
 
@@ -129,5 +124,5 @@ def _descriptors() -> list[str]:
     return kinds
 
 
-def _blocks(token: str) -> frozenset[str]:
-    return frozenset(name for name in os.listdir(_SHARED) if f"t{token[:6]}" in name)
+def _files() -> frozenset[str]:
+    return frozenset(name for name in os.listdir(_SHARED) if name.startswith(f"penalties-{os.getpid()}-"))

@@ -12,11 +12,13 @@ import penalties as pn
 
 from .faults import FAULTS, HEALTHY, Fault, squares
 from .resources import back_to, held
+from .test_faults import mixed
 from .trials import LARGE, SMALL, Part, Trial, attempt, tally
 
 pytestmark = pytest.mark.slow
 
 WELL = list(HEALTHY)
+MIXED = 30
 # What ends an actor is told in Ray's words; the others' messages are those of any place.
 DEADLY = ("exits_badly", "is_killed", "aborts", "hangs", "holds_the_lock", "stops_itself")
 # A cluster watches over memory, signals and descriptors of its workers itself.
@@ -41,7 +43,7 @@ def nothing_stays(warm: None) -> Iterator[None]:
     yield
     more = back_to(before, 30.0)
     assert "processes" not in more
-    assert "blocks" not in more
+    assert "files" not in more
     assert not [name for name in more.get("threads", ()) if name.startswith("penalties")]
 
 
@@ -52,9 +54,13 @@ def executor(nothing_stays: None) -> Iterator[pn.Executor]:
     assert not ray.is_initialized()
 
 
-@pytest.mark.timeout(600)
-def test_each_fault(executor: pn.Executor, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture(autouse=True)
+def ray_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "ray")
+
+
+@pytest.mark.timeout(600)
+def test_each_fault(executor: pn.Executor) -> None:
     rng = random.Random("on a cluster")
     wrong: list[str] = []
     for fault in on_a_cluster():
@@ -71,3 +77,28 @@ def test_each_fault(executor: pn.Executor, caplog: pytest.LogCaptureFixture) -> 
             wrong.append(f"{trial}: {type(error).__name__}: {error}"[:1000])
     assert not wrong, "\n".join([f"{len(wrong)} went wrong:", *wrong[:20]])
     assert tally["misbehaved"] >= 40
+
+
+@pytest.mark.timeout(600)
+def test_mixed_pipelines(executor: pn.Executor) -> None:
+    """Faults on the cluster beside faults everywhere else."""
+    rng = random.Random("mixed with a cluster")
+    able = {fault.name: fault for fault in on_a_cluster() if fault.costs <= 0.5}
+    wrong: list[str] = []
+    for _ in range(MIXED):
+        trial = mixed(rng, rng.choice(("torch", "numpy")), 0.5)
+        parts = tuple(_moved(part, able) if rng.random() < 0.4 else part for part in trial.parts)
+        parts += (Part(rng.choice(WELL), "ray", weight=0.5),)
+        trial = Trial(parts, trial.library, trial.gradient, trial.size, trial.seed)
+        try:
+            attempt(executor, trial)
+        except Exception as error:
+            wrong.append(f"{trial}: {type(error).__name__}: {error}"[:1000])
+    assert not wrong, "\n".join([f"{len(wrong)} went wrong:", *wrong[:20]])
+
+
+def _moved(part: Part, able: dict[str, Fault]) -> Part:
+    """The same term on the cluster, if it can be there."""
+    if not isinstance(part.fn, Fault):
+        return dataclasses.replace(part, place="ray")
+    return dataclasses.replace(part, fn=able[part.fn.name], place="ray") if part.fn.name in able else part

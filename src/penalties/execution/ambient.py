@@ -1,4 +1,4 @@
-"""What a caller is in that does not follow into another thread by itself."""
+"""The caller's modes of the array libraries, which do not follow it into another thread by themselves."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ Flags: TypeAlias = tuple[Any, ...]
 
 
 class Modes:
-    """The modes of the libraries that are loaded, as a caller had them; entered where a term runs for it."""
+    """The modes as they were where this was made; entered where a term runs."""
 
     def __init__(self) -> None:
         """As they are now."""
@@ -27,7 +27,7 @@ class Modes:
         if torch is not None:
             if torch.is_inference_mode_enabled():
                 self._entering.append(torch.inference_mode)
-            # Asking for the default by its name takes ten times as long.
+            # `get_default_device` takes ten times as long.
             if torch.empty(0).device.type != "cpu":
                 device = torch.get_default_device()
                 self._entering.append(lambda: device)
@@ -39,19 +39,9 @@ class Modes:
             wide = jax.config.jax_enable_x64
             self._entering.append(lambda: double_precision(wide))
 
-    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call in these modes, in a thread of our own: the next term there sets its own."""
-        _set(self._flags)
-        if not self._entering:
-            return fn(*args)
-        with contextlib.ExitStack() as stack:
-            for enter in self._entering:
-                stack.enter_context(enter())
-            return fn(*args)
-
     @contextlib.contextmanager
     def __call__(self) -> Generator[None]:
-        """In these modes, whatever ran in this thread before."""
+        """Inside, these modes are on, whatever ran in this thread before."""
         before = _flags()
         _set(self._flags)
         try:
@@ -64,7 +54,7 @@ class Modes:
 
     @contextlib.contextmanager
     def step(self) -> Generator[None]:
-        """The same for one step of a coroutine: what that step changes is there again at its next, and nowhere else."""
+        """The same for one step of a coroutine. What it changes is there again at its next step, and nowhere else."""
         with self():
             try:
                 yield

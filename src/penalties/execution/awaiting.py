@@ -1,4 +1,4 @@
-"""Waiting for what a term returned, in the thread that evaluates it."""
+"""Awaiting what a term returned, in the thread that evaluates it."""
 
 import asyncio
 import threading
@@ -9,7 +9,7 @@ __all__ = ["close_here", "wait_here"]
 
 
 class _Here(threading.local):
-    """The event loop of each thread that had to wait: kept, since clients of services belong to one."""
+    """Each thread's event loop: kept, since a client of a service belongs to one loop."""
 
     runner: asyncio.Runner | None = None
 
@@ -18,7 +18,7 @@ _here = _Here()
 
 
 def wait_here(awaitable: Any) -> Any:
-    """What an awaitable or a future gives, waited for on a loop of this thread."""
+    """The result of an awaitable or a future, on a loop of this thread."""
     if isinstance(awaitable, Future):
         return cast("Future[Any]", awaitable).result()
     try:
@@ -26,7 +26,7 @@ def wait_here(awaitable: Any) -> Any:
     except RuntimeError:
         _here.runner = _here.runner or asyncio.Runner()
         return _here.runner.run(_awaited(awaitable))
-    # A notebook's loop runs in this very thread.
+    # A loop runs in this very thread, as in a notebook.
     found: Future[Any] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Terms that are awaited: on a loop of the executor's own, never on the caller's."""
+"""Terms that are awaited, on an event loop of the executor's own, never on the caller's."""
 
 import asyncio
 import inspect
@@ -27,7 +27,7 @@ _BEAT: Final = 0.5
 
 
 class Async:
-    """An event loop in a thread of its own; each term waits for its part on it."""
+    """An event loop in a thread of its own, and for each term a thread that waits for its coroutine."""
 
     def __init__(self) -> None:
         """The loop starts with the first term."""
@@ -36,24 +36,24 @@ class Async:
         self._thread: threading.Thread | None = None
         self._threads = Threads(_MOST)
         self._blocked: list[threading.Thread] = []
-        self._orphans: list[asyncio.Task[Any]] = []
+        self._stubborn: list[asyncio.Task[Any]] = []
 
     @property
     def abandoned(self) -> int:
-        """Loops that a coroutine blocks, coroutines that would not be cancelled, and threads that hang."""
+        """Loops that a coroutine blocks, coroutines that ignored being cancelled, and threads that hang."""
         blocked = sum(thread.is_alive() for thread in self._blocked)
-        return blocked + sum(not task.done() for task in self._orphans) + self._threads.abandoned
+        return blocked + sum(not task.done() for task in self._stubborn) + self._threads.abandoned
 
-    def start(self, task: Task) -> "_Running":
-        """Call the function; what it returns is awaited on the loop."""
-        running = _Running(self)
-        # JAX differentiates what runs in one thread: there the term has a loop of its own.
+    def start(self, task: Task) -> "_RunningAsync":
+        """Call the function in a thread; what it returns is awaited on the loop."""
+        running = _RunningAsync(self)
+        # JAX differentiates what happens in one thread: there, the term has a loop of its own.
         waiter = wait_here if task.wrt and _uses_jax(task) else running.wait
         running.thread = self._threads.start(task, waiter)
         return running
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, which runs."""
+        """The loop, running."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -63,9 +63,9 @@ class Async:
                 self._thread.start()
             return self._loop
 
-    def left(self, coroutine: asyncio.Task[Any] | None, loop: asyncio.AbstractEventLoop) -> bool:
-        """After a term was cancelled: whether its coroutine runs on, because it blocks the loop or will not stop."""
-        ended = threading.Event()
+    def runs_on(self, coroutine: asyncio.Task[Any] | None, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a coroutine that was cancelled runs on, because it blocks the loop or ignores it."""
+        ended, beat = threading.Event(), threading.Event()
 
         def look() -> None:
             if coroutine is None or coroutine.done():
@@ -73,7 +73,6 @@ class Async:
             else:
                 coroutine.add_done_callback(lambda _: ended.set())
 
-        beat = threading.Event()
         try:
             loop.call_soon_threadsafe(look)
             if ended.wait(_BEAT):
@@ -83,17 +82,19 @@ class Async:
             # The executor was closed meanwhile, and its loop with everything on it.
             return False
         if not beat.wait(_BEAT):
-            with self._lock:
-                # The others' coroutines are on it too; the next term gets a new loop.
-                if self._loop is loop and self._thread is not None:
-                    self._blocked = [thread for thread in self._blocked if thread.is_alive()] + [self._thread]
-                    self._loop = self._thread = None
-                    # It ends as soon as it is free again.
-                    loop.call_soon_threadsafe(loop.stop)
-            return True
-        orphans = [*self._orphans, coroutine]
-        self._orphans = [task for task in orphans if task is not None and not task.done()]
+            self._replace(loop)
+        elif coroutine is not None:
+            self._stubborn = [task for task in (*self._stubborn, coroutine) if not task.done()]
         return True
+
+    def _replace(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give up on a loop that is blocked, and on what else is on it; the next term gets a new one."""
+        with self._lock:
+            if self._loop is loop and self._thread is not None:
+                self._blocked = [thread for thread in (*self._blocked, self._thread) if thread.is_alive()]
+                self._loop = self._thread = None
+                # It ends as soon as it is free again.
+                loop.call_soon_threadsafe(loop.stop)
 
     def close(self) -> None:
         """Cancel what is awaited, and end the loop and the threads."""
@@ -105,26 +106,26 @@ class Async:
         self._threads.close()
 
 
-class _Running:
+class _RunningAsync:
     """A term whose coroutine is on the loop, and the thread that waits for it."""
 
-    def __init__(self, place: Async) -> None:
-        self.place = place
+    def __init__(self, pool: Async) -> None:
+        self.pool = pool
         self.thread: RunningThread | None = None
         self._lock = threading.Lock()
         self._waited: Future[Any] | None = None
         self._coroutine: asyncio.Task[Any] | None = None
-        self._on: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
-        self._over = False
+        self._late = False
 
     def wait(self, awaitable: Any) -> Any:
-        """Wait in the thread for what the loop awaits."""
+        """In the thread: wait for what the loop awaits."""
         waited: Future[Any]
         if isinstance(awaitable, Future):
             waited = cast("Future[Any]", awaitable)
         else:
-            loop, noted = self.place.loop(), self._noted(awaitable, Modes())
+            loop, noted = self.pool.loop(), self._noted(awaitable, Modes())
             try:
                 waited = asyncio.run_coroutine_threadsafe(noted, loop)
             except RuntimeError:
@@ -132,7 +133,7 @@ class _Running:
                 for coroutine in (noted, awaitable):
                     getattr(coroutine, "close", int)()
                 raise
-            self._on = loop
+            self._loop = loop
         with self._lock:
             self._waited = waited
             if self._cancelled:
@@ -141,7 +142,7 @@ class _Running:
             found = waited.result()
         finally:
             _close_unstarted(awaitable)
-            # Its context knows of this, which would know of it: in a circle its graph would live until Python looks.
+            # Its context refers to this object: the cycle would keep its graph until the garbage collector runs.
             self._coroutine = self._waited = None
         if isinstance(found, _Ended):
             raise found.error
@@ -161,39 +162,38 @@ class _Running:
         try:
             return thread.result()
         except TermTimeoutError as late:
-            self._over = True
+            self._late = True
             if not late.abandoned or self._waited is None:
                 raise
-            left = self._stop()
-            if not left:
-                # Its thread ends with it, and is not counted as abandoned any more.
+            runs_on = self._stop()
+            if not runs_on:
+                # Its thread ends with it, and no longer counts as abandoned.
                 thread.done.wait(_BEAT)
-            end = "was cancelled" if not left else "could not be cancelled, since it blocks or refuses: it runs on"
-            raise TermTimeoutError(
-                thread.name, f"took more than {thread.timeout:g} s, and {end}", abandoned=left
-            ) from None
+            end = "could not be cancelled, since it blocks or ignores that: it runs on" if runs_on else "was cancelled"
+            message = f"took more than {thread.timeout:g} s, and {end}"
+            raise TermTimeoutError(thread.name, message, abandoned=runs_on) from None
 
     def cancel(self) -> None:
-        """Cancel the coroutine, if it lets itself be cancelled."""
-        if not self._over:
+        """Cancel the coroutine, if it allows that."""
+        if not self._late:
             self._stop()
 
     def _stop(self) -> bool:
-        """Cancel the coroutine; gives whether it runs on all the same."""
+        """Cancel the coroutine; returns whether it runs on all the same."""
         with self._lock:
             self._cancelled = True
-            # Both before it is cancelled: who waits then lets go of them.
+            # Before it is cancelled: the waiting thread then lets go of both.
             waited, coroutine = self._waited, self._coroutine
         if waited is None:
             assert self.thread is not None, "started"
             self.thread.cancel()
             return False
         waited.cancel()
-        return self._on is not None and self.place.left(coroutine, self._on)
+        return self._loop is not None and self.pool.runs_on(coroutine, self._loop)
 
 
 def _close_unstarted(awaitable: Any) -> None:
-    """Close a coroutine whose turn never came, because the loop ended before: Python would complain of it."""
+    """Close a coroutine that never began, because the loop ended first: Python would warn that nobody awaited it."""
     coroutine: Any = awaitable if inspect.iscoroutine(awaitable) else None
     if coroutine is not None and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
         coroutine.close()
@@ -201,13 +201,13 @@ def _close_unstarted(awaitable: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What a coroutine raised to end the program: raised in its loop, it would end that, and every other term's."""
+    """What a coroutine raised to end the program. Raised on the loop, it would end that and every other term."""
 
     error: BaseException
 
 
 class _InModes:
-    """An awaitable whose every step runs in the modes of who awaits it, and in no other coroutine's."""
+    """An awaitable whose every step runs in the modes of the thread that waits for it."""
 
     def __init__(self, awaitable: Any, modes: Modes) -> None:
         self.awaitable = awaitable
@@ -224,7 +224,7 @@ class _InModes:
             except StopIteration as end:
                 return end.value
             finally:
-                # It knows of this frame.
+                # Its traceback refers to this frame.
                 thrown = None
             try:
                 sent = yield waited_for
@@ -244,11 +244,9 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
         for task in pending:
             task.cancel()
         if pending:
-            _, refusing = loop.run_until_complete(asyncio.wait(pending, timeout=_BEAT))
-            for task in refusing:
-                # It was reported when it would not be cancelled; asyncio need not say so again.
-                untyped: Any = task
-                untyped._log_destroy_pending = False
+            loop.run_until_complete(asyncio.wait(pending, timeout=_BEAT))
+        # Tasks that ignored it have been reported as abandoned; asyncio need not report them again.
+        loop.set_exception_handler(lambda loop, context: None)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

@@ -85,7 +85,7 @@ class Processes:
     def _files(self) -> Slots:
         if self._slots is None:
             above = _SHARED if os.access(_SHARED, os.W_OK) else None
-            self._slots = Slots(tempfile.mkdtemp(prefix="penalties-", dir=above))
+            self._slots = Slots(tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above))
         return self._slots
 
     def publish(self, function: Function, term: str, *, again: bool = False) -> None:
