@@ -40,16 +40,14 @@ class Board:
     """
 
     def __init__(self, path: str, *, create: bool = False) -> None:
-        """Open the table in a file, or create it."""
+        """Create the table, in the caller; open it, elsewhere."""
         self._file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         if create:
             os.truncate(self._file, ENTRIES * _LAYOUT.size)
         self._memory = mmap.mmap(self._file, ENTRIES * _LAYOUT.size)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._memory.close()
-        os.close(self._file)
+        if create:
+            # The caller takes no locks, and may have many of these in turn.
+            os.close(self._file)
 
     def read(self, index: int) -> Entry:
         """A line as it is now."""
