@@ -438,3 +438,29 @@ def test_step_refuses_a_pipeline_with_a_base():
     model = Network()
     with pytest.raises(pn.OptionError, match="expected one without a base"):
         pn.train_step(model, mse_loss, pn.Pipeline(base=mse_loss), torch.optim.SGD(model.parameters()))
+
+
+def test_a_step_has_these_metrics_and_starts_with_nothing() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    terms = [pn.Term(pn.l1, 0.01, inputs="params"), pn.EMA(pn.Term(pn.l2, inputs="prediction"), decay=0.9)]
+    step = pn.train_step(model, torch.nn.functional.mse_loss, pn.Pipeline(terms), optimizer)
+    assert (step.count, step.loss.state, step.output) == (0, {}, None)
+    metrics = step(torch.ones(4, 2), torch.ones(4, 1))
+    assert list(metrics) == [
+        *("l1", "l1_weighted", "l2", "l2_weighted", "base_loss", "total", "penalty_total", "loss"),
+    ]
+    assert (step.count, list(step.loss.state)) == (1, ["l2"])
+
+
+def test_a_captured_activation_is_an_input_like_any_other() -> None:
+    captured: dict[str, torch.Tensor] = {}
+    hidden, head = torch.nn.Linear(10, 8), torch.nn.Linear(8, 1)
+    hidden.register_forward_hook(lambda module, args, output: captured.update(hidden=output))
+    loss = pn.wrap_loss(torch.nn.functional.mse_loss, pn.Pipeline([pn.Term(pn.l2, inputs="hidden")]))
+    prediction = torch.nn.Sequential(hidden, head)(torch.ones(1, 10))
+    total = loss(prediction, prediction.detach(), **captured)
+    assert (tuple(prediction.shape), tuple(captured["hidden"].shape)) == ((1, 1), (1, 8))
+    total.backward()
+    # The base is 0, so that all of the gradient at the first layer comes from the activation's penalty.
+    torch.testing.assert_close(hidden.bias.grad, 2 * captured["hidden"][0].detach())
