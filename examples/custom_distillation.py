@@ -1,10 +1,10 @@
-"""Distil a teacher into a student by the teacher's five likeliest tokens at each place.
+"""Distil a teacher into a student through the teacher's five likeliest tokens at each position.
 
-The targets are of shape (N, K): the student gives the log-probabilities of those K tokens, and so does the teacher,
-which is another client and is asked while the student's forward runs. The loss is the divergence between the two over
-the K. A term of our own makes the student give all its probability to the K together, about which that loss says
-nothing. Both models are small random ones, in this process, and not the same. Run it with
-`python examples/custom_distillation.py`; it needs `pip install "penalties[train]"`.
+The targets have shape (N, K): the student returns the log-probabilities of those K tokens, and so does the teacher,
+another client that runs while the student's forward does. The loss is the divergence between the two over the K. Our
+own term raises the student's total probability of the K, which that loss ignores. Both models are small, random and
+different, in this process. Run it with `python examples/custom_distillation.py`; it needs `pip install
+"penalties[train]"`.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ ANSWERS = [f"{ten}{one}." for ten in ("", "x") for one in ("i", "ii", "iii", "iv
 
 
 def lessons(client: LocalTrainingClient) -> list[Datum]:
-    """Questions and answers, of which the answers count."""
+    """Questions and answers; only the answers count."""
     encode, data = client.get_tokenizer().encode, []
     for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
         tokens = encode(question + answer)
@@ -56,14 +56,14 @@ def candidates(teacher: LocalTrainingClient, data: list[Datum]) -> list[Datum]:
     found: list[Datum] = []
     for one, output in zip(data, teacher.forward(asked).result().loss_fn_outputs, strict=True):
         likeliest = np.argsort(-output["logprobs"].to_numpy(), -1)[:, :CANDIDATES]
-        # A place that does not count has weight 0 for all its candidates.
+        # A position that does not count has weight 0 for all its candidates.
         weights = np.repeat(one.loss_fn_inputs["weights"].to_numpy()[:, None], CANDIDATES, 1)
         found.append(Datum(one.model_input, {"target_tokens": likeliest.copy(), "weights": weights}))
     return found
 
 
 def elsewhere(flat_logprobs: Tensor, flat_mask: Tensor) -> Tensor:
-    """`-log` of the probability that the student gives to the candidates together, the mean over places."""
+    """`-log` of the student's total probability of the candidates, averaged over positions."""
     return -flat_logprobs[flat_mask].logsumexp(-1).mean()
 
 
@@ -71,7 +71,7 @@ ELSEWHERE = pn.Term(elsewhere, weight=0.2)
 
 
 def right(client: LocalTrainingClient) -> float:
-    """How many questions are answered right by the likeliest token each time."""
+    """The fraction of questions answered correctly with the likeliest tokens."""
     tokenizer, found = client.get_tokenizer(), 0
     for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
         prompt, params = ModelInput.from_ints(tokenizer.encode(question)), SamplingParams(len(answer), temperature=0.0)
@@ -84,7 +84,7 @@ def main() -> None:
     with taught() as teacher, LocalTrainingClient("tiny", seed=1) as student:
         before = right(student)
         data = candidates(teacher, lessons(teacher))
-        # The teacher does not change, so it is asked once for each datum.
+        # The teacher does not change, so each datum is requested once.
         given = {"teacher": references.client(teacher, cache=True)}
         print(f"{'step':>4} {'reverse KL':>10} {'worst':>8} {'total':>8} {'student':>9} {'teacher':>9}")
         for step in range(81):

@@ -1,9 +1,9 @@
-"""Direct preference optimization: teach a model which of two answers is the better one.
+"""Direct preference optimization: teach a model which of two answers is better.
 
-The loss is named, "dpo", and compares the model with itself before training. So does a term that is added to it, and
-keeps the model from going further than the preferences need: without it the margin grows for as long as one trains.
-The model is a small random one, in this process. Run it with `python examples/custom_dpo.py`; it needs
-`pip install "penalties[train]"`.
+The loss, "dpo", compares the model with itself before training. So does an added term, which keeps the model from
+drifting further than the preferences need: without it the margin grows for as long as training lasts. The model is
+small and random, in this process. Run it with `python examples/custom_dpo.py`; it needs `pip install
+"penalties[train]"`.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ STEPS = 40
 NAMES = ["ada", "alan", "barbara", "claude", "donald", "edsger", "emmy", "grace", "john", "kurt", "noam", "robin"]
 UNSEEN = ["dana", "dennis", "haskell", "ken", "leslie", "radia"]
 LOSS = {"fn": "dpo", "options": {"beta": 0.2}}
-# Half the mean square of what the log-probabilities have moved by: its gradient is that of KL(now ‖ before).
+# Half the mean square of the change in the log-probabilities: its gradient is that of KL(now ‖ before).
 DRIFT = pn.Term(
     adapters.kl,
     weight=0.02,
@@ -50,7 +50,7 @@ def pairs(client: LocalTrainingClient, names: list[str]) -> list[Datum]:
 
 
 def judged(client: LocalTrainingClient, data: list[Datum]) -> str:
-    """How the model does on answers that it was not trained on."""
+    """How the model does on answers that it has not seen."""
 
     def logprobs(output: Any) -> list[Tensor]:
         return [one["logprobs"].to_torch() for one in output.loss_fn_outputs]

@@ -1,9 +1,8 @@
-"""Make the directions of a LoRA adapter differ from one another, by a term over the weights of the adapter.
+"""Make the directions of a LoRA adapter differ from one another, with a term over the adapter's weights.
 
-An adapter of rank 8 has eight directions in each layer, and training may use them all for the same. A term over
-`params`, which only a client in this process has, makes them orthogonal: what comes out of `A` and what goes in by `B`.
-The model is a small random one. Run it with `python examples/custom_lora_orthogonality.py`; it needs
-`pip install "penalties[train]"`.
+An adapter of rank 8 has eight directions in each layer, but training may align them all. A term over `params`, which
+only a client in this process has, makes them orthogonal: the outputs of `A` and the inputs of `B`. The model is small
+and random. Run it with `python examples/custom_lora_orthogonality.py`; it needs `pip install "penalties[train]"`.
 """
 
 import torch
@@ -22,12 +21,12 @@ def directions(params: dict[str, Tensor]) -> list[Tensor]:
 
 
 def overlap(params: dict[str, Tensor]) -> Tensor:
-    """The mean square of the cosine between two directions of one factor, the mean over all factors."""
+    """The mean squared cosine between two directions of a factor, averaged over factors."""
     return torch.stack([pn.orthogonality(rows, reduction="mean") for rows in directions(params)]).mean()
 
 
 def effective_rank(params: dict[str, Tensor]) -> float:
-    """How many directions the changes of the layers have: `‖BA‖² / σ₁²`, the mean over layers."""
+    """The effective rank of the layers' changes: `‖BA‖² / σ₁²`, averaged over layers."""
     ranks = []
     for name, a in params.items():
         if "lora_A" in name:
@@ -37,7 +36,7 @@ def effective_rank(params: dict[str, Tensor]) -> float:
 
 
 def sequences(client: LocalTrainingClient) -> list[Datum]:
-    """Words and their translation, which counts."""
+    """Words and their translations; only the translations count."""
     encode, data = client.get_tokenizer().encode, []
     count = sum(len(answer) + 1 for answer in FACTS.values())
     for question, answer in FACTS.items():
@@ -66,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the model is small
     print(f"{'step':>4} {'loss':>8} {'overlap':>8} {'total':>8}")
     apart = train(3.0, report=True)
-    # At weight 0 the term is measured, and trains nothing.
+    # At weight 0 the term is measured, but trains nothing.
     print(f"\nwithout the term: {train(0.0)}")
     print(f"with the term:    {apart}")
 

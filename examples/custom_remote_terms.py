@@ -1,9 +1,9 @@
-"""Train a model on texts of which some are spam, with a term in another process and one behind an HTTP service.
+"""Train a model on texts, some of them spam, with a term in another process and one behind an HTTP service.
 
-The service judges each text: the model is to make the good ones likelier and the others less likely. It fails once,
-and that step goes on without it. The other term looks in each text for the passage that surprises the model most, by a
-loop in Python, which would hold up everything else here. Both get what they need of the forward, and both train the
-model. The model is a small random one, in this process; the service is a real one, on this machine. Run it with
+The service judges each text: the model should make good ones likelier and the others less likely. The service fails
+once, and that step continues without it. The other term finds the passage of each text that surprises the model most,
+in a Python loop that would block everything else in this process. Both read the forward's log-probabilities, and both
+train the model. The model is small and random, in this process; the service is a real one, on this machine. Run it with
 `python examples/custom_remote_terms.py`; it needs `pip install "penalties[train,process]" httpx`.
 """
 
@@ -43,12 +43,12 @@ class Service(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The address of the service, while it is there."""
+    """The address of the service, while it runs."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:
@@ -58,7 +58,7 @@ def serving() -> Iterator[str]:
 
 
 async def judge(data: list[Datum], logprobs: list[Tensor], *, url: str) -> tuple[Tensor, dict[str, float]]:
-    """`-score` of each text times the mean log-probability of its tokens: the loss of a policy that is rewarded."""
+    """`-score` of each text times the mean log-probability of its tokens: the loss of a rewarded policy."""
     texts = [bytes(one.loss_fn_inputs["target_tokens"].data).decode() for one in data]
     async with httpx.AsyncClient(trust_env=False) as client:
         response = await client.post(url, json={"texts": texts})
@@ -70,7 +70,7 @@ async def judge(data: list[Datum], logprobs: list[Tensor], *, url: str) -> tuple
 
 
 def worst_passage(logprobs: list[Tensor], *, usual: float = 2.0) -> tuple[Tensor, dict[str, float]]:
-    """The largest sum of neighbours among what tokens surprise by beyond the usual, the mean over texts."""
+    """The largest sum of consecutive tokens' excess surprise, averaged over texts."""
     found = []
     for one in logprobs:
         best = here = torch.zeros(())
@@ -102,7 +102,7 @@ def mean(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, f
 
 
 def train(url: str, *, terms: bool) -> str:
-    """Train with the terms and report, or without them."""
+    """Train with the terms and print a report, or train without them."""
     regularizers = [
         pn.Term(judge, weight=2.0, options={"url": url}, timeout=5, on_error="skip", enabled=terms),
         pn.Term(worst_passage, weight=0.05, runs="process", timeout=10, enabled=terms),

@@ -1,8 +1,8 @@
-"""Teach a language model to add, and hold it to what it said before on everything else.
+"""Teach a language model to add, and keep it unchanged on everything else.
 
-The loss is cross-entropy on the sums. Two terms are added to it: the divergence from the model as it was before
-training, estimated on texts that it drew itself, and a bonus for entropy. The model is a small random one, in this
-process. Run it with `python examples/custom_supervised.py`; it needs `pip install "penalties[train]"`.
+The loss is cross-entropy on the sums. Two terms are added: the divergence from the model before training, estimated on
+texts that it sampled itself, and an entropy bonus. The model is small and random, in this process. Run it with `python
+examples/custom_supervised.py`; it needs `pip install "penalties[train]"`.
 """
 
 from typing import Any
@@ -29,15 +29,15 @@ ADAM = AdamParams(learning_rate=6e-3)
 SUMS = [(f"{a}+{b}=", f"{a + b};") for a in range(8) for b in range(a, 8)]
 
 TERMS = [
-    # KL(before ‖ now) from texts that the model drew before: unbiased, and 0 where nothing has changed. The mask is a
-    # reference of ours, since the data's own weights say what the sums are.
+    # KL(before ‖ now) from texts that the model sampled before: unbiased, and 0 if nothing has changed. The mask is a
+    # reference, because the data's own weights select the sums.
     pn.Term(
         "kl_estimate",
         weight=1.0,
         name="drift",
         inputs={"logprobs": "before", "reference": "logprobs", "mask": "drawn"},
     ),
-    # Entropy over the whole vocabulary, at the places of the answers. Only a client in this process has logits.
+    # Entropy over the whole vocabulary, at the positions of the answers. Only a client in this process has logits.
     pn.Term(
         adapters.entropy,
         weight=0.3,
@@ -49,20 +49,20 @@ TERMS = [
 
 
 def datum(tokens: list[int], answer: int, weight: float = 1.0) -> Datum:
-    """A sequence whose last tokens, `answer` of them, are to be learned."""
+    """A sequence whose last `answer` tokens are to be learned."""
     weights = [0.0] * (len(tokens) - 1 - answer) + [weight] * answer
     return Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights})
 
 
 def sums(client: LocalTrainingClient) -> list[Datum]:
-    """The sums; their weights add up to 1, so that the loss is a mean as the terms are."""
+    """The sums; their weights add up to 1, so that the loss is a mean like the terms."""
     encode = client.get_tokenizer().encode
     count = sum(len(answer) for _, answer in SUMS)
     return [datum(encode(question + answer), len(answer), 1 / count) for question, answer in SUMS]
 
 
 def texts(client: LocalTrainingClient, count: int, seed: int) -> list[Datum]:
-    """What the model says by itself; nothing of it is to be learned."""
+    """Texts that the model samples; they are not to be learned."""
     start = client.get_tokenizer().encode("\n")
     params = SamplingParams(max_tokens=16, seed=seed)
     drawn = client.sample(ModelInput.from_ints(start), num_samples=count, sampling_params=params).result()
@@ -74,7 +74,7 @@ def logprobs(output: Any) -> np.ndarray[Any, Any]:
 
 
 def right(client: LocalTrainingClient) -> float:
-    """How many sums the model gets right when it says the likeliest token each time."""
+    """The fraction of sums that the model gets right with its likeliest tokens."""
     tokenizer, found = client.get_tokenizer(), 0
     for question, answer in SUMS:
         prompt, params = ModelInput.from_ints(tokenizer.encode(question)), SamplingParams(len(answer), temperature=0.0)
@@ -84,7 +84,7 @@ def right(client: LocalTrainingClient) -> float:
 
 
 def train(terms: list[pn.Term], *, report: bool = False) -> str:
-    """Train, and say what became of the sums and of the texts, on texts that were not trained on."""
+    """Train, and report on the sums and on unseen texts."""
     with LocalTrainingClient("tiny", seed=0) as client:
         learned, said = sums(client), texts(client, KEPT * (STEPS + 1), seed=1)
         others = texts(client, 200, seed=2)
@@ -113,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the model is small
     print(f"{'step':>4} {'sums':>9} {'drift':>9} {'entropy':>9} {'total':>9}")
     held = train(TERMS, report=True)
-    # At weight 0 a term is measured, and trains nothing.
+    # At weight 0 a term is measured, but trains nothing.
     free = train([term.with_weight(0.0) for term in TERMS])
     print(f"\nwithout terms: {free}")
     print(f"with terms:    {held}")

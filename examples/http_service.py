@@ -1,8 +1,8 @@
 """Train a model on the scores of twelve judges behind an HTTP service that fails in seven ways.
 
-Each judge is an `async def` term: it sends the drafts, and gets back a score and its gradient. All judges are waited
-for at the same time, one that fails is named and left out of that step, and the step goes on with the others. The
-service is a real one, on this machine. Run it with `python examples/http_service.py`; it needs PyTorch and HTTPX.
+Each judge is an `async def` term: it sends the drafts, and receives a score and its gradient. All judges are awaited
+concurrently; one that fails is reported and skipped in that step, which continues with the others. The service is a
+real one, on this machine. Run it with `python examples/http_service.py`; it needs PyTorch and HTTPX.
 """
 
 import json
@@ -34,13 +34,13 @@ FAILURES = {
     ("judge_h", 21): "no answer",
 }
 
-# How long to wait is for the term to say, which has a timeout. A connection that outlived its request would belong to
-# the executor's event loop, and nobody could close it once that is gone.
+# The term has the timeout. A connection that outlived its request would belong to
+# the executor's event loop, and could not be closed after that has ended.
 CLIENT = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
 
 
 async def judged(drafts: Tensor, url: str) -> pn.Evaluation:
-    """The score that a judge gives, lower is better, with the gradient that comes along."""
+    """The score of a judge, lower is better, with its gradient."""
     response = await CLIENT.post(url, json={"drafts": drafts.tolist()})
     if response.status_code != 200:
         raise RuntimeError(f"the service answered with status {response.status_code}")
@@ -49,14 +49,14 @@ async def judged(drafts: Tensor, url: str) -> pn.Evaluation:
 
 
 def objective(address: str) -> pn.Pipeline:
-    """A term for each judge, and a little weight decay that is computed here."""
+    """One term per judge, and a little weight decay, computed in this process."""
     about = {"weight": 1 / len(JUDGES), "timeout": 1.5, "on_error": "skip"}
     judges = [pn.Term(judged, name=judge, options={"url": f"{address}/{judge}"}, **about) for judge in JUDGES]
     return pn.Pipeline([pn.Term(pn.l2, name="decay", weight=1e-4, inputs="params"), *judges])
 
 
 class Service(BaseHTTPRequestHandler):
-    """Half the mean square between the drafts and what a judge wishes, where nothing goes wrong."""
+    """Half the mean square between the drafts and a judge's wish, unless something goes wrong."""
 
     asked: ClassVar[Counter[str]] = Counter()
     stopped: ClassVar[threading.Event] = threading.Event()
@@ -66,7 +66,7 @@ class Service(BaseHTTPRequestHandler):
         drafts = np.array(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["drafts"])
         failure = FAILURES.get((judge, self.asked[judge]))
         self.asked[judge] += 1
-        # A judge thinks for 50 ms: one after the other they would take 0.6 s a step.
+        # A judge takes 50 ms: one after the other they would take 0.6 s a step.
         self.stopped.wait({"late": 3.0, "no answer": None}.get(failure, 0.05))
         error = drafts - WISHES[judge]
         answer = {"score": (error**2).mean() / 2, "gradient": (error / error.size).tolist()}
@@ -77,23 +77,23 @@ class Service(BaseHTTPRequestHandler):
         elif failure == "not a number":
             answer["score"] = float("nan")
         body = b"<html>Moved</html>" if failure == "no JSON" else json.dumps(answer).encode()
-        with suppress(ConnectionError):  # whoever asked may have gone
+        with suppress(ConnectionError):  # the caller may have gone
             self.send_response(500 if failure == "status 500" else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 class Server(ThreadingHTTPServer):
-    request_queue_size = 64  # by default 5 may knock at once, and the next waits a second
+    request_queue_size = 64  # by default 5 may connect at once, and the next waits a second
 
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The address of the service, while it is there."""
+    """The address of the service, while it runs."""
     Service.asked.clear()
     Service.stopped.clear()
     with Server(("127.0.0.1", 0), Service) as server:

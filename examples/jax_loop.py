@@ -1,8 +1,8 @@
 """Find the few inputs that matter in a regression with more inputs than examples, in JAX, compiled once.
 
-Five of a hundred inputs make the target, and there are sixty examples: without penalties most inputs get a coefficient.
-The strength of the penalties changes at each step, as an argument of the compiled function, so that nothing is compiled
-again. Run it with `python examples/jax_loop.py`; it needs JAX and nothing from the network.
+Five of a hundred inputs determine the target, and there are sixty examples: without penalties most inputs get a
+coefficient. The strength of the penalties changes at each step, as an argument of the compiled function, so that
+nothing is recompiled. Run it with `python examples/jax_loop.py`; it needs JAX and nothing from the network.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ SUPPORT = (3, 17, 42, 64, 91)
 
 
 def mean_square(prediction: Any, target: Any) -> Any:
-    """The base loss; what it returns beside the value is reported with it."""
+    """The base loss; the metrics that it returns are reported with it."""
     error = prediction - target
     return (error**2).mean(), {"worst": abs(error).max()}
 
@@ -28,7 +28,7 @@ PIPELINE = pn.Pipeline(
     [
         # Coefficients that explain little go to zero.
         pn.Term(pn.l1, name="sparsity", weight=0.2, inputs="coefficients"),
-        # Outputs of a moderate size while the coefficients are still far off; let go at the end.
+        # Outputs of a moderate size while the coefficients are still far off; switched off at the end.
         pn.Term(pn.l2, name="size", weight=0.01, inputs="prediction", options={"reduction": "mean"}),
     ],
     base=mean_square,
@@ -77,7 +77,7 @@ def train(x: Any, y: Any, *, penalised: bool) -> Any:
 
 
 def summary(params: Any, x: Any, y: Any) -> str:
-    """What the training was for, on examples that it has not seen."""
+    """The result, on unseen examples."""
     error = float(jnp.sqrt(((predict(params, x) - y) ** 2).mean()))
     used = np.flatnonzero(np.abs(params["coefficients"]) > 0.05).tolist()
     return f"test error {error:.2f}, {len(used)} inputs in use{f': {used}' if len(used) < 10 else ''}"

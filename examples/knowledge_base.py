@@ -1,9 +1,9 @@
-"""Keep what a network says consistent with a knowledge base, which is an SQLite file.
+"""Keep a network's answers consistent with a knowledge base, which is an SQLite file.
 
-A network names the city and the country of each photograph. It has one label for each city and many for countries, and
-the knowledge base knows which city is where: in a district, that is in a state, that is in a country. Two terms ask it
-about the cities that the network thinks of. SQLite lets go of the interpreter while it searches, so they run in
-threads, and each of those opens the file once. Run it with `python examples/knowledge_base.py`; it needs PyTorch.
+A network names the city and the country of each photograph. It has one label per city and many for countries, and the
+knowledge base knows where each city is: in a district, in a state, in a country. Two terms look up the cities that the
+network considers. SQLite releases the interpreter lock while it searches, so they run in threads, and each thread opens
+the file once. Run it with `python examples/knowledge_base.py`; it needs PyTorch.
 """
 
 import itertools
@@ -26,7 +26,7 @@ RANDOM = Generator().manual_seed(0)
 CLEAN = torch.randn(COUNTRIES, 24, generator=RANDOM).repeat(8, 1) + torch.randn(CITIES, 24, generator=RANDOM)
 NOISE = {"day": 0.8, "night": 1.2}
 
-# From each city upwards, as many steps as it takes to a country.
+# From each city upwards to its country.
 QUERY = """
     WITH RECURSIVE up(city, place) AS (
         SELECT part, whole FROM part_of WHERE part IN ({})
@@ -38,9 +38,9 @@ QUERY = """
 
 
 class Contradiction:
-    """`-log P(the city is in the country)` by the facts, the mean over photographs (Xu et al., "Semantic Loss", 2018).
+    """`-log P(the city is in the country)` by the facts, averaged over photographs (Xu et al., "Semantic Loss", 2018).
 
-    Each worker opens the file when it first asks, and keeps the connection for the next step.
+    Each worker opens the file at its first query, and keeps the connection.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,10 +49,10 @@ class Contradiction:
         self.opened: list[sqlite3.Connection] = []
 
     def __call__(self, city: Tensor, country: Tensor, considered: int = 8) -> tuple[Tensor, dict[str, int]]:
-        """Of the logits for cities and countries; asks about the likeliest cities of each photograph."""
+        """Look up the likeliest cities of each photograph."""
         asked = [f"city {number}" for number in city.topk(considered).indices.unique().tolist()]
         facts = self.connection().execute(QUERY.format(", ".join("?" * len(asked))), asked).fetchall()
-        # Tensors from here on: PyTorch differentiates this, in the thread.
+        # Tensors from here on: PyTorch differentiates them, in the thread.
         agree = torch.zeros(CITIES, COUNTRIES, dtype=torch.bool)
         for one, other in facts:
             agree[int(one.split()[1]), int(other.split()[1])] = True
@@ -60,7 +60,7 @@ class Contradiction:
         return -joint[:, agree].logsumexp(-1).mean(), {"facts": len(facts)}
 
     def connection(self) -> sqlite3.Connection:
-        """The one of this worker."""
+        """The connection of this worker."""
         if not hasattr(self.worker, "connection"):
             # Another thread closes it, once the workers are gone.
             self.worker.connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
@@ -72,7 +72,7 @@ class Contradiction:
             connection.close()
 
     def __reduce__(self) -> tuple[type["Contradiction"], tuple[Path]]:
-        """With `runs="process"` the path is what travels, and each process opens the file for itself."""
+        """With `runs="process"` only the path is sent, and each process opens the file itself."""
         return type(self), (self.path,)
 
 
@@ -104,7 +104,7 @@ def answers(model: nn.Linear, x: Tensor) -> dict[str, Tensor]:
 
 
 def train(pipeline: pn.Pipeline, *, report: bool = False) -> str:
-    """Train on a stream of photographs; gives how the network does by night."""
+    """Train on a stream of photographs; returns how the network does by night."""
     torch.manual_seed(0)
     random = Generator().manual_seed(1)
     model = nn.Linear(24, CITIES + COUNTRIES)

@@ -1,9 +1,8 @@
-"""Teach an autoencoder that its data are one loop, by persistent homology that runs in a process of its own.
+"""Teach an autoencoder that its data are one loop, by persistent homology in a worker process.
 
-The points lie on a trefoil knot. Seen from any side it crosses itself, so a flat code of it shows four loops where
-the knot has one. The term `one_loop` finds them with Gudhi, which knows nothing of PyTorch: it brings its own gradient,
-and the encoder is trained through that. Run it with `python examples/persistent_homology.py`; it needs PyTorch and
-Gudhi.
+The points lie on a trefoil knot. Seen from any side it crosses itself, so a flat code of it shows four loops where the
+knot has one. The term `one_loop` finds them with Gudhi, which is independent of PyTorch: it returns its own gradient,
+which trains the encoder. Run it with `python examples/persistent_homology.py`; it needs PyTorch and Gudhi.
 """
 
 import math
@@ -32,7 +31,7 @@ def one_loop(code: Tensor, size: float = 1.5, visible: float = 0.3) -> pn.Evalua
     tree = gudhi.RipsComplex(points=points).create_simplex_tree(max_dimension=2)
     tree.compute_persistence()
     dimensions = tree.flag_persistence_generators()[1]
-    pairs = dimensions[0] if dimensions else np.empty((0, 4), int)  # a row a loop: the ends of both edges
+    pairs = dimensions[0] if dimensions else np.empty((0, 4), int)  # one row per loop: the ends of both edges
     born = points[pairs[:, 0]] - points[pairs[:, 1]]
     died = points[pairs[:, 2]] - points[pairs[:, 3]]
     born_at, died_at = np.linalg.norm(born, axis=1), np.linalg.norm(died, axis=1)
@@ -73,7 +72,7 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def train(pipeline: pn.Pipeline, executor: pn.Executor, *, report: bool = False) -> Tensor:
-    """A plain loop around `executor.run`; gives the code that the encoder ends with."""
+    """A plain loop around `executor.run`; returns the final code."""
     torch.manual_seed(0)
     points = trefoil(40)
     encoder, decoder = network(3, 2), network(2, 3)

@@ -1,7 +1,7 @@
-"""Train a classifier on noisy labels with a base loss and three penalties, and watch which of them drives it.
+"""Train a classifier on noisy labels with a base loss and three penalties, and watch which of them drives training.
 
-Two of thirty inputs decide the class, and a quarter of the labels are wrong: without penalties the network learns
-the wrong labels by heart. Run it with `python examples/pytorch_loop.py`; it needs PyTorch and nothing from the network.
+Two of thirty inputs decide the class, and a quarter of the labels are wrong: without penalties the network learns the
+wrong labels by heart. Run it with `python examples/pytorch_loop.py`; it needs PyTorch and nothing from the network.
 """
 
 import torch
@@ -17,7 +17,7 @@ PIPELINE = pn.Pipeline(
     [
         # Few weights that are not small: most inputs say nothing about the class.
         pn.Term(pn.l1, name="sparsity", weight=0.025, inputs="params"),
-        # Less certainty than the labels ask for, since some of them are wrong: minus the mean entropy.
+        # Less certainty than the labels suggest, because some of them are wrong: minus the mean entropy.
         pn.Term(pn.entropy, name="confidence", weight=0.2, inputs="logits", options={"mode": "bonus", "logits": True}),
         # Hidden units that respond to different examples. At every second step: the other steps are cheaper.
         pn.Term(pn.orthogonality, name="overlap", weight=0.1, inputs="units", options={"reduction": "mean"}, every=2),
@@ -31,7 +31,7 @@ SCHEDULES = {"sparsity": pn.schedules.warmup(0.025, steps=100)}
 
 
 class Classifier(nn.Module):
-    """One hidden layer, which the caller gets to see."""
+    """One hidden layer, which is returned too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Classifier(nn.Module):
 
 
 def examples(count: int, wrong: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Points whose class is that of the sum of their first two coordinates; some labels are flipped."""
+    """Points whose class is the sign of the sum of their first two coordinates; some labels are flipped."""
     x = torch.randn(count, 30, generator=generator)
     labels = (x[:, 0] + x[:, 1] > 0).long()
     flipped = torch.rand(count, generator=generator) < wrong
@@ -71,13 +71,13 @@ def train(pipeline: pn.Pipeline, x: Tensor, labels: Tensor, *, report: bool = Fa
         out, hidden = objective(pipeline, model, x, labels, step)
         optimizer.zero_grad()
         if report and step % TRACK_EVERY == 0:
-            # The length of each term's gradient at the hidden layer.
+            # The norm of each term's gradient at the hidden layer.
             out = pn.gradients.track(out, at=hidden)
             show(step, out)
         out.total.backward()
         optimizer.step()
-        # It speaks every so many steps, and whenever the loss jumps. That a penalty on weights has no gradient at the
-        # hidden layer is no news.
+        # It reports regularly, and whenever the loss jumps. That a penalty on weights has no gradient at the
+        # hidden layer is expected.
         explanation = monitor(out, step) if report else None
         for finding in explanation.findings if explanation else ():
             if finding.kind != "no gradient":
@@ -99,7 +99,7 @@ def show(step: int, out: pn.LossOutput) -> None:
 
 @torch.no_grad()
 def summary(model: Classifier, x: Tensor, labels: Tensor) -> str:
-    """What the training was for, on points that it has not seen, with right labels."""
+    """The result, on unseen points with correct labels."""
     accuracy = (model(x)[1].argmax(-1) == labels).double().mean().item()
     used = model.encoder[0].weight.abs().amax(0)
     return f"test accuracy {accuracy:6.1%}, inputs in use {int((used > 0.1).sum()):2d} of 30"

@@ -1,4 +1,4 @@
-"""Train a small classifier on two moons with four penalties in its loss, and print what each of them adds.
+"""Train a small classifier on two moons with four penalties in its loss, and print what each of them contributes.
 
 Run it with `python examples/quickstart.py`; it needs PyTorch and nothing from the network.
 """
@@ -17,7 +17,7 @@ WEIGHTS = {"sparsity": 5e-4, "confidence": 0.05, "overlap": 0.01, "consistency":
 
 
 def two_moons(count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """`count` noisy points on two half circles that reach into each other, and which circle each is from."""
+    """`count` noisy points on two interleaved half circles, and the circle of each."""
     labels = torch.arange(count) % 2
     angle = math.pi * torch.rand(count, generator=generator)
     upper = torch.stack([angle.cos(), angle.sin()], -1)
@@ -54,7 +54,7 @@ def report(step: int, base: Tensor, terms: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def summary(model: nn.Sequential, points: Tensor, labels: Tensor) -> str:
-    """What the training was for, on points that it has not seen."""
+    """The result, on unseen points."""
     logits = model(points)
     accuracy = (logits.argmax(-1) == labels).double().mean().item()
     parameters = torch.cat([parameter.reshape(-1) for parameter in model.parameters()])

@@ -2,8 +2,8 @@
 
 There is one labelled image of each digit. Every other image is part of an equation such as `??+?=57`, and the term
 `equations` asks Z3 for the readings nearest to the network's under which the equations hold. Solvers can take forever:
-this one runs in a process with a timeout, and one puzzle among them is as hard as breaking a code. Run it with
-`python examples/smt_solver.py`; it needs PyTorch and Z3.
+this one runs in a process with a timeout, and one of the puzzles is as hard as breaking a cipher. Run it with `python
+examples/smt_solver.py`; it needs PyTorch and Z3.
 """
 
 import numpy as np
@@ -45,10 +45,10 @@ def nearest(scores: np.ndarray, puzzle: str) -> list[int]:
 
 
 def equations(scores: Tensor, puzzles: list[str]) -> pn.Evaluation:
-    """The mean score that each puzzle's best reading is ahead of the best one that satisfies it; 0 where they agree.
+    """The mean margin of each puzzle's best reading over the best one that satisfies it; 0 where they agree.
 
     A difference of scores, so the gradient is 1 at the readings of the network and -1 at those of the solver: the
-    structured perceptron (Collins, 2002). `scores` has a row for each question mark, in the order of the puzzles.
+    structured perceptron (Collins, 2002). `scores` has one row per question mark, in the order of the puzzles.
     """
     table = scores.detach().double().numpy()
     gradient = np.zeros_like(table)
@@ -87,7 +87,7 @@ class Digits:
 
 
 def train(pipeline: pn.Pipeline, executor: pn.Executor, *, report: bool = False) -> str:
-    """Train on ten labels and a stream of puzzles; gives the accuracy on images that it has not seen."""
+    """Train on ten labels and a stream of puzzles; returns the accuracy on unseen images."""
     torch.manual_seed(0)
     data = Digits(seed=0)
     labels = torch.arange(10)
