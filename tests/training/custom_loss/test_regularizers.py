@@ -117,6 +117,29 @@ class TestRegularizers:
             forward_backward_custom(client, batch(2), squared, regularizers=regularizers)
         assert client.calls == []
 
+    @pytest.mark.parametrize("track_grad_norms", [False, True])
+    def test_a_parameter_in_a_term_over_data_alone_is_trained_by_one_evaluation(self, track_grad_norms: bool) -> None:
+        scale, calls = torch.nn.Parameter(torch.tensor(2.0)), []
+
+        def held(data: Any) -> Any:
+            calls.append(data)
+            return scale**2 * len(data)
+
+        arguments: Any = {"regularizers": [pn.Term(held, 0.5)], "track_grad_norms": track_grad_norms}
+        forward_backward_custom(RemoteClient(), batch(3, 2), squared, **arguments).result(60)
+        assert len(calls) == 1
+        assert scale.grad == 4.0
+
+    @pytest.mark.parametrize("reads", ["data", "logprobs"])
+    def test_a_term_that_raises_an_input_error_itself_is_skipped(self, reads: str) -> None:
+        def picky(x: Any) -> Any:
+            raise pn.InputError("nothing to look at")
+
+        term = pn.Term(picky, inputs=reads, on_error="skip")
+        out = forward_backward_custom(RemoteClient(), batch(3, 2), squared, regularizers=[term]).result(60)
+        assert "nothing to look at" in str(out.custom_loss["picky"].error)
+        assert "picky" not in out.metrics
+
 
 class TestEvents:
     def test_start_stop_and_exception(self) -> None:
