@@ -34,6 +34,11 @@ class Gradients:
     cosines: bool = False
     keep: bool = False
 
+    @property
+    def hold(self) -> bool:
+        """Whether the gradients of all terms are needed at once."""
+        return self.cosines or self.keep
+
 
 def run_call(
     pipeline: "Pipeline",
@@ -58,10 +63,11 @@ def run_call(
         if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
             raise CheckError(findings)
         targets = _targets(pipeline, inputs, gradients)
-        keep = gradients is not None and (gradients.keep or gradients.cosines)
-        combination = Combination(jobs, inputs, targets, keep=keep)
+        keep = gradients is not None and gradients.keep
+        hold = gradients is not None and gradients.hold
+        combination = Combination(jobs, inputs, targets, hold=hold, keep=keep)
         context = CallContext(inputs, targets, step, announcer)
-        states, failure = runner(plan_of(jobs, inputs, targets, keep=keep), context, combination)
+        states, failure = runner(plan_of(jobs, inputs, targets, hold=hold), context, combination)
         # A term that rests, or is skipped, keeps its state.
         known = {term.name for term in pipeline.all_terms}
         kept = {name: part for name, part in (state or {}).items() if name in known}
@@ -86,8 +92,8 @@ def run_call(
 def plan_call(pipeline: "Pipeline", inputs: CallInputs, step: Any, gradients: Gradients | None) -> Plan:
     """The plan of such a call."""
     jobs = _jobs(pipeline, inputs, {}, _checked_step(step), {})
-    keep = gradients is not None and (gradients.keep or gradients.cosines)
-    return plan_of(jobs, inputs, _targets(pipeline, inputs, gradients), keep=keep)
+    hold = gradients is not None and gradients.hold
+    return plan_of(jobs, inputs, _targets(pipeline, inputs, gradients), hold=hold)
 
 
 def inputs_of(pipeline: "Pipeline", positional: tuple[Any, ...], named: dict[str, Any]) -> CallInputs:

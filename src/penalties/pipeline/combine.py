@@ -41,16 +41,19 @@ class Sums:
 class Combination:
     """What the terms of one call add up to; takes their evaluations as they come."""
 
-    __slots__ = ("attached", "detached", "inputs", "jobs", "keep", "kept", "learned", "outputs", "targets")
+    __slots__ = ("attached", "detached", "held", "hold", "inputs", "jobs", "keep", "learned", "outputs", "targets")
 
-    def __init__(self, jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, keep: bool) -> None:
-        """Nothing yet. With `keep` the gradient of every term is held; otherwise each is freed once it is added."""
+    def __init__(
+        self, jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, hold: bool, keep: bool
+    ) -> None:
+        """Nothing yet. With `hold` gradients are held for the Gram matrix, with `keep` the output has them, too."""
         self.jobs: Sequence[Job] = jobs
         self.inputs: CallInputs = inputs
         self.targets: Targets | None = targets
+        self.hold: bool = hold
         self.keep: bool = keep
         self.outputs: list[TermOutput | None] = [None] * len(jobs)
-        self.kept: list[Sequence[Any] | None] = [None] * len(jobs)
+        self.held: list[Sequence[Any] | None] = [None] * len(jobs)
         if targets is not None:
             self.detached: Sums = Sums(targets.ops, len(targets.leaves))
             """Of the values that are numbers by now: the sum is stitched into the graph of the total."""
@@ -85,9 +88,10 @@ class Combination:
         leaves = targets.leaves_of(evaluation.gradient)
         sums = self.detached if targets.ops.detached(evaluation.value) else self.attached
         sums.add(leaves, job.weight)
+        if self.hold:
+            self.held[job.index] = leaves
         if not self.keep:
             return None
-        self.kept[job.index] = leaves
         structured = targets.structured(leaves)
         return next(iter(structured.values())) if self.inputs.alone else structured
 
@@ -129,7 +133,7 @@ class Combination:
         total = self._stitched(targets, total)
         leaves = self._total_gradient(targets)
         structured = targets.structured(leaves)
-        gram = self._gram(targets) if self.keep else None
+        gram = self._gram(targets) if self.hold else None
         return LossOutput(
             total,
             by_name,
@@ -180,12 +184,12 @@ class Combination:
             for leaf, gradient in zip(leaves, gradients, strict=True)
         ]
         # One array each, that may be written to without changing another, or a gradient that is kept.
-        kept = [gradient for term in self.kept if term is not None for gradient in term if gradient is not None]
-        return ops.separate([*kept, *filled])[len(kept) :]
+        held = [gradient for term in self.held if term is not None for gradient in term if gradient is not None]
+        return ops.separate([*held, *filled])[len(held) :]
 
     def _gram(self, targets: Targets) -> Any:
         nothing = [None] * len(targets.leaves)
-        return targets.ops.gram([leaves or nothing for leaves in self.kept])
+        return targets.ops.gram([leaves or nothing for leaves in self.held])
 
 
 def cosines_of(ops: Backend, gram: Any) -> Any:

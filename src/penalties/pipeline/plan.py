@@ -78,15 +78,15 @@ class Plan:
         return "\n".join([count, *table(["terms", "why"], lines, indent="  ")]) if lines else count
 
 
-def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, keep: bool) -> Plan:
+def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, hold: bool) -> Plan:
     """The groups of these jobs: terms that one kernel computes together, and every other term by itself.
 
-    `keep` says that the gradient of each term is wanted by itself, which a kernel does not write.
+    `hold` says that the gradient of each term is needed by itself, which a kernel does not write.
     """
     groups: list[Group] = []
     fused: dict[int, int] = {}
     for job in jobs:
-        found = _closed_form(job, inputs, targets, keep=keep)
+        found = _closed_form(job, inputs, targets, hold=hold)
         if isinstance(found, str):
             groups.append(Group((job,), found))
             continue
@@ -103,7 +103,7 @@ def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *,
 
 
 def _closed_form(
-    job: Job, inputs: CallInputs, targets: Targets | None, *, keep: bool
+    job: Job, inputs: CallInputs, targets: Targets | None, *, hold: bool
 ) -> tuple[int, str, Elementwise, bool, kernels.ElementwiseKernel] | str:
     """The leaf that a kernel reads for this term, what the term is there, and the kernel; or why it has none."""
     term = job.term
@@ -120,8 +120,8 @@ def _closed_form(
     reduction = facts.options(term.options).get("reduction")
     if form is None or reduction not in ("sum", "mean") or not term.differentiable or term.chunk is not None:
         return "by itself: no kernel computes this penalty with these options"
-    if keep:
-        return "by itself: its gradient is kept"
+    if hold:
+        return "by itself: its gradient is held for cosines, or kept"
     if not isinstance(job.weight, int | float):
         return "by itself: its weight is an array"
     (name,) = term.inputs.values()
