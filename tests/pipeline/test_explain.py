@@ -1,4 +1,4 @@
-"""Which terms drive training, which fight, and which do nothing."""
+"""Which terms drive training, which conflict, and which do nothing."""
 
 import json
 import math
@@ -23,18 +23,18 @@ def kinds(explanation: pn.Explanation) -> list[tuple[str, tuple[str, ...]]]:
 class TestExplain:
     def test_shares_of_the_loss_and_of_the_gradient(self, autodiff: Any) -> None:
         pipeline = pn.Pipeline([pn.Term(pn.l1, weight=1.0), pn.Term(pn.l2, weight=0.25)], base=lambda x: -x.sum())
-        told = pn.explain(pipeline.value_and_grad(autodiff.array([2.0]), wrt="input", cosines=True))
-        assert [share.name for share in told.shares] == ["base_loss", "l1", "l2"]
-        close([share.loss_share for share in told.shares], [0.4, 0.4, 0.2])
-        close([share.grad_share for share in told.shares], [1 / 3, 1 / 3, 1 / 3])
-        assert kinds(told) == [("conflicts", ("base_loss", "l1")), ("conflicts", ("base_loss", "l2"))]
+        found = pn.explain(pipeline.value_and_grad(autodiff.array([2.0]), wrt="input", cosines=True))
+        assert [share.name for share in found.shares] == ["base_loss", "l1", "l2"]
+        close([share.loss_share for share in found.shares], [0.4, 0.4, 0.2])
+        close([share.grad_share for share in found.shares], [1 / 3, 1 / 3, 1 / 3])
+        assert kinds(found) == [("conflicts", ("base_loss", "l1")), ("conflicts", ("base_loss", "l2"))]
 
     def test_without_gradients(self, library: Any) -> None:
-        told = pn.explain(pn.Pipeline([pn.Term(pn.l1, 1e-3), pn.Term(pn.l2)])(library.array([3.0])))
-        assert told.shares[0].grad_share is None
-        assert told.total_grad_norm is None
-        assert kinds(told) == [("dominates", ("l2", "l1"))]
-        assert told.findings[0].message == "l2 dominates l1: its contribution is 3000 times as large"
+        found = pn.explain(pn.Pipeline([pn.Term(pn.l1, 1e-3), pn.Term(pn.l2)])(library.array([3.0])))
+        assert found.shares[0].grad_share is None
+        assert found.total_grad_norm is None
+        assert kinds(found) == [("dominates", ("l2", "l1"))]
+        assert found.findings[0].message == "l2 dominates l1: its contribution is 3000 times as large"
 
     def test_dominates(self) -> None:
         terms = [pn.TermOutput(name, 1.0, 1.0, grad_norm=norm) for name, norm in (("a", 1.0), ("b", 0.5), ("c", 101.0))]
@@ -55,45 +55,45 @@ class TestExplain:
         assert kinds(pn.explain(out, conflict=-0.2)) == ([] if math.isnan(cosine) else [("conflicts", ("a", "b"))])
 
     def test_does_nothing(self) -> None:
-        told = pn.explain(output(pn.TermOutput("a", 1.0, 0), pn.TermOutput("b", 1.0, grad_norm=0.0)))
-        assert kinds(told) == [("does nothing", ("a",)), ("does nothing", ("b",))]
-        assert "a does nothing: its weight is 0" in str(told)
-        assert "b does nothing: its gradient is 0" in str(told)
+        found = pn.explain(output(pn.TermOutput("a", 1.0, 0), pn.TermOutput("b", 1.0, grad_norm=0.0)))
+        assert kinds(found) == [("does nothing", ("a",)), ("does nothing", ("b",))]
+        assert "a does nothing: its weight is 0" in str(found)
+        assert "b does nothing: its gradient is 0" in str(found)
 
     def test_explodes(self) -> None:
         terms = pn.TermOutput("a", 1.0, 2.0, grad_norm=80.0), pn.TermOutput("b", 1.0, grad_norm=1.5)
-        told = pn.explain(output(*terms, total_grad_norm=161.0))
-        assert kinds(told)[0] == ("explodes", ("a",))
-        assert "its length is 161, most of it from a" in told.findings[0].message
+        found = pn.explain(output(*terms, total_grad_norm=161.0))
+        assert kinds(found)[0] == ("explodes", ("a",))
+        assert "its length is 161, most of it from a" in found.findings[0].message
         assert kinds(pn.explain(output(*terms, total_grad_norm=99.0)))[:1] != [("explodes", ("a",))]
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_what_is_not_finite_explodes(self, bad: float) -> None:
-        told = pn.explain(
+        found = pn.explain(
             output(pn.TermOutput("a", bad), pn.TermOutput("b", 1.0, grad_norm=bad), pn.TermOutput("c", 2.0))
         )
-        assert kinds(told)[:2] == [("explodes", ("a",)), ("explodes", ("b",))]
-        assert told.shares[0].loss_share is None
-        close(told.shares[2].loss_share, 2 / 3)
-        assert "nan" in str(told) or "inf" in str(told)
+        assert kinds(found)[:2] == [("explodes", ("a",)), ("explodes", ("b",))]
+        assert found.shares[0].loss_share is None
+        close(found.shares[2].loss_share, 2 / 3)
+        assert "nan" in str(found) or "inf" in str(found)
 
     def test_failures_come_first(self) -> None:
         terms = [
             pn.TermOutput("a", None, error=pn.TermError("a", "raised ValueError: no")),
             pn.TermOutput("b", 1.0, grad_error="it does not read x"),
         ]
-        told = pn.explain(output(*terms))
-        assert kinds(told) == [("failed", ("a",)), ("no gradient", ("b",))]
-        assert told.findings[0].message == "a was skipped: a: raised ValueError: no"
+        found = pn.explain(output(*terms))
+        assert kinds(found) == [("failed", ("a",)), ("no gradient", ("b",))]
+        assert found.findings[0].message == "a was skipped: a: raised ValueError: no"
 
     def test_nothing_at_all(self) -> None:
-        told = pn.explain(pn.Pipeline()())
-        assert (told.shares, told.findings, str(told)) == ((), (), "total 0")
+        found = pn.explain(pn.Pipeline()())
+        assert (found.shares, found.findings, str(found)) == ((), (), "total 0")
         assert kinds(pn.explain(output(pn.TermOutput("a", 0.0)))) == []
 
     def test_as_data(self) -> None:
-        told = pn.explain(output(pn.TermOutput("a", 3.0, 0.5, grad_norm=2.0), base=pn.TermOutput("base_loss", 1.0)))
-        data = json.loads(json.dumps(told.to_dict()))
+        found = pn.explain(output(pn.TermOutput("a", 3.0, 0.5, grad_norm=2.0), base=pn.TermOutput("base_loss", 1.0)))
+        data = json.loads(json.dumps(found.to_dict()))
         assert data["total"] == 2.5
         assert data["shares"]["a"] == {
             "value": 3.0,
@@ -174,7 +174,7 @@ class TestMonitor:
             pn.Monitor(**options)
 
     def test_reads_arrays(self, library: Any) -> None:
-        told = pn.Monitor()(pn.Pipeline(["l1"])(library.array([1.0])), 0)
-        assert told is not None
-        assert told.total == 1.0
-        assert isinstance(np.float64(told.total), float)
+        found = pn.Monitor()(pn.Pipeline(["l1"])(library.array([1.0])), 0)
+        assert found is not None
+        assert found.total == 1.0
+        assert isinstance(np.float64(found.total), float)

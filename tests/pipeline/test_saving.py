@@ -43,7 +43,7 @@ def test_arrays_keep_their_library_and_dtype(autodiff: Any, tmp_path: Path, dtyp
     assert isinstance(loaded["b"], np.ndarray)
 
 
-def test_another_library_can_be_asked_for(autodiff: Any, tmp_path: Path) -> None:
+def test_another_library_on_request(autodiff: Any, tmp_path: Path) -> None:
     pn.save_state({"a": autodiff.array([1.5], "bfloat16")}, tmp_path / "state")
     wide = pn.load_state(tmp_path / "state", "numpy")["a"]
     assert (type(wide), wide.dtype, wide.tolist()) == (np.ndarray, np.float32, [1.5])
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path) -> None:
     assert pn.load_state(tmp_path / "state") == {"a": 1}
 
 
-def test_what_is_no_state(tmp_path: Path) -> None:
+def test_files_that_are_not_states(tmp_path: Path) -> None:
     for name, data in (("text", b"not a state at all"), ("empty", b"")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(pn.InputError, match="was not written by save_state"):
@@ -108,7 +108,7 @@ def test_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         pn.save_state({}, tmp_path / "state")
 
 
-def test_jax_state_lies_on_the_device_asked_for(tmp_path: Path) -> None:
+def test_jax_state_is_on_the_requested_device(tmp_path: Path) -> None:
     if JAX not in LIBRARIES:
         pytest.skip("needs JAX")
     import jax

@@ -1,4 +1,4 @@
-"""Schedules: shapes, composition, and what they refuse."""
+"""Schedules: shapes, composition, tables, and weights of terms."""
 
 import json
 import math

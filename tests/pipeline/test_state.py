@@ -165,7 +165,7 @@ class TestWrapping:
             pn.EMA(pn.l1)  # type: ignore[arg-type]
 
 
-class TestStateOfOnesOwn:
+class TestYourOwnState:
     def test_threads_from_call_to_call(self, library: Any) -> None:
         assert run(library, pn.Pipeline([pn.Term(counted)]), 1.0, 1.0, 1.0) == [1.0, 2.0, 3.0]
 
@@ -176,11 +176,11 @@ class TestStateOfOnesOwn:
         assert second.state["counted"]["count"] == 2
         assert second.read().total == 10.0
 
-    def test_who_rests_keeps_it(self, library: Any) -> None:
+    def test_a_term_that_does_not_run_keeps_it(self, library: Any) -> None:
         pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1, every=2), decay=0.9)])
         close(run(library, pipeline, 1.0, 50.0, 3.0), [1.0, 0.0, 1.2])
 
-    def test_who_is_skipped_keeps_it(self) -> None:
+    def test_a_term_that_is_skipped_keeps_it(self) -> None:
         def picky(x: Any, state: Any) -> Any:
             if x[0] < 0:
                 raise ValueError("negative")
@@ -191,7 +191,7 @@ class TestStateOfOnesOwn:
         second = pipeline(np.array([-1.0]), state=first.state)
         assert pipeline(np.array([1.0]), state=second.state).state == {"picky": 2}
 
-    def test_state_of_terms_that_are_gone_is_dropped(self) -> None:
+    def test_state_of_terms_that_were_removed_is_dropped(self) -> None:
         assert pn.Pipeline(["l1"])(np.ones(1), state={"other": 1}).state == {}
 
     def test_must_be_returned(self) -> None:

@@ -1,4 +1,4 @@
-"""Terms: what they ask for, what they refuse, and that they never change."""
+"""Terms: what they read, which arguments are errors, and that they are immutable."""
 
 import dataclasses
 import functools
@@ -82,7 +82,7 @@ class TestNames:
             pn.Term(lambda x: x)
 
     @pytest.mark.parametrize("name", ["total", "l1_weighted", "l1_grad_norm", "a/b", "", 3, "regularizer_total"])
-    def test_refused(self, name: Any) -> None:
+    def test_names_that_are_taken(self, name: Any) -> None:
         with pytest.raises(pn.OptionError, match="Term: name="):
             pn.Term(pn.l1, name=name)
 
@@ -320,7 +320,7 @@ class TestArguments:
             ("orthogonality", {"mode": "firm"}, "shrink: mode="),
         ],
     )
-    def test_a_value_that_an_option_cannot_take_is_refused_at_once(self, fn: str, options: Any, message: str) -> None:
+    def test_a_value_that_an_option_cannot_take_is_an_error_at_once(self, fn: str, options: Any, message: str) -> None:
         with pytest.raises(pn.OptionError, match=message):
             pn.Term(fn, name="shrink", options=options)
 

@@ -1,4 +1,4 @@
-"""Terms that return something to be awaited: an executor says how."""
+"""Terms that return an awaitable: an executor says how to wait for it."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ _waiter: Final[ContextVar[Callable[[Any], Any] | None]] = ContextVar("waiter", d
 
 
 def is_awaitable(result: Any) -> bool:
-    """Whether this is a coroutine, a future, or anything else that is awaited."""
+    """Whether this is a coroutine, a future, or anything else that can be awaited."""
     return hasattr(result, "__await__") or isinstance(result, Future)
 
 
 def awaited(term: str, result: Any) -> Any:
-    """What an awaitable gives, where somebody waits; a pipeline on its own does not."""
+    """The result of an awaitable, by the waiter of this context; without one it is an error."""
     waiter = _waiter.get()
     if waiter is None:
         if asyncio.iscoroutine(result):
@@ -35,13 +35,13 @@ def awaited(term: str, result: Any) -> Any:
 
 
 def wait_by(waiter: Callable[[Any], Any]) -> None:
-    """From now on in this context, terms that return an awaitable are waited for by this function."""
+    """Use this function to wait for awaitables that terms return, from now on in this context."""
     _waiter.set(waiter)
 
 
 @contextlib.contextmanager
 def waiting(waiter: Callable[[Any], Any]) -> Generator[None]:
-    """Inside, terms that return an awaitable are waited for by this function."""
+    """Use this function to wait for awaitables that terms return, inside the block."""
     token = _waiter.set(waiter)
     try:
         yield

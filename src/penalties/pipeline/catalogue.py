@@ -1,4 +1,4 @@
-"""Functions by name: the penalties that ship here, and dotted paths to a user's own."""
+"""Functions by name: the penalties that ship here, and dotted paths to your own."""
 
 import importlib
 import inspect
@@ -9,16 +9,12 @@ from .. import functional
 from ..errors import OptionError, did_you_mean
 from ..functional.penalty import facts_of
 
-__all__ = ["BUILT_IN", "OVER_CLASSES", "SEPARABLE", "find", "path_of"]
+__all__ = ["BUILT_IN", "find", "path_of"]
 
 BUILT_IN: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(functional, name) for name in functional.__all__ if facts_of(getattr(functional, name)) is not None
 }
 """The penalties that a term may name: the public functions that declare facts."""
-
-# For modules that do not ask for facts yet; nothing new uses these.
-SEPARABLE: Final = tuple(fn for fn in BUILT_IN.values() if (facts := facts_of(fn)) and facts.rows)
-OVER_CLASSES: Final = tuple(fn for fn in BUILT_IN.values() if (facts := facts_of(fn)) and facts.classes)
 
 
 def find(name: str) -> Any:
@@ -39,7 +35,7 @@ def find(name: str) -> Any:
 
 
 def path_of(fn: Any) -> str | None:
-    """The name under which `find` finds this very object, or None."""
+    """The name under which `find` returns this very object, or None."""
     own = getattr(fn, "__name__", None)
     if own in BUILT_IN and BUILT_IN[own] is fn:
         return own

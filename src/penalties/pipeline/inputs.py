@@ -1,4 +1,4 @@
-"""What a call is given, and how a term finds its part of it."""
+"""The inputs of a call, and how a term finds those that it reads."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,7 +27,7 @@ INPUT: Final = "input"
 
 
 class CallInputs(NamedTuple):
-    """The inputs of one call: by name, or one that every term reads whatever it calls it."""
+    """The inputs of one call: several by name, or a single one that every term reads under its own name for it."""
 
     named: Mapping[str, Any]
     alone: bool
@@ -41,23 +41,23 @@ class CallInputs(NamedTuple):
 
     @classmethod
     def of(cls, named: Mapping[str, Any], *, alone: bool = False) -> "CallInputs":
-        """As a call was given them."""
+        """The inputs as they were passed to a call."""
         return cls(named, alone, *surroundings(named))
 
     def find(self, reader: str, name: str) -> Any:
-        """The input that a term, or whoever else reads, means by this name."""
+        """The input of this name; `reader` is the term or function that reads it, for the error."""
         return self.named[INPUT] if self.alone else lookup(reader, self.named, name)
 
     def lies_in(self, name: str, root: str) -> bool:
-        """Whether what is read by this name is `root`, or lies inside it."""
+        """Whether the input of this name is `root`, or is inside it."""
         return self.alone or reads(name, root)
 
     def same(self, name: str, target: str) -> bool:
-        """Whether both names are of one input."""
+        """Whether both names mean the same input."""
         return self.alone or name == target
 
     def keyed(self, gradient: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A gradient that a term returned under its own names, under those of the call."""
+        """A gradient that a term returned under its own names, with the names of the call."""
         return dict.fromkeys((INPUT,), *gradient.values()) if self.alone else gradient
 
     def replaced(self, changes: Mapping[str, Any]) -> "CallInputs":
@@ -76,7 +76,7 @@ def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
 def lookup(reader: str, inputs: Mapping[str, Any], name: str) -> Any:
     """The input of this name, or what a path such as `heads.policy.logits` leads to inside one.
 
-    Keys may contain dots: at every level the longest key that fits is taken. `reader` is what asks, for the error.
+    Keys may contain dots: at every level the longest key that fits is taken.
     """
     if name in inputs:
         return inputs[name]
@@ -129,7 +129,7 @@ def _has_keys(nest: Any) -> bool:
 def check_unmapped(terms: Iterable["Term"], names: Collection[str]) -> None:
     """Raise where an input has the name of a parameter that an enabled term neither maps nor sets.
 
-    Otherwise a mask that was passed and not mapped would be left out without a word.
+    Otherwise a mask that was passed but not mapped would silently be ignored.
     """
     for term in terms:
         for parameter in sorted(term.unmapped) if term.enabled else ():
@@ -143,7 +143,7 @@ def check_unmapped(terms: Iterable["Term"], names: Collection[str]) -> None:
 
 
 def reads(name: str, root: str) -> bool:
-    """Whether an input of this name lies at or inside `root`."""
+    """Whether an input of this name is `root`, or is inside it."""
     return name == root or name.startswith(f"{root}.")
 
 

@@ -1,4 +1,4 @@
-"""What a value is, in a way that type checkers follow from `Any`, and whether a compiler is looking."""
+"""What kind of thing a value is, in a form that type checkers can follow, and whether torch.compile is tracing."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,22 @@ __all__ = ["compiling", "described", "is_mapping", "is_number", "is_row"]
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[Any, Any]]:
-    """A mapping."""
+    """Whether this is a mapping."""
     return isinstance(value, Mapping)
 
 
 def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
-    """A list or a tuple."""
+    """Whether this is a list or a tuple."""
     return isinstance(value, list | tuple)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A number that is no array: True and False are not, NumPy's scalars are."""
+    """Whether this is a number, such as a Python number or a NumPy scalar. True and False are not."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def described(value: Any) -> str:
-    """What kind of thing a value is, for an error message."""
+    """The kind of a value in words, for an error message: `a list`."""
     if value is None:
         return "None"
     kind = type(value).__name__
@@ -33,6 +33,6 @@ def described(value: Any) -> str:
 
 
 def compiling() -> bool:
-    """Whether torch.compile is looking."""
+    """Whether torch.compile is tracing."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()

@@ -22,9 +22,9 @@ class Wrapper(Enclosing):
     """A function around a term: it has the parameters of that term's function, and changes its evaluation."""
 
     kind: str
-    """The word for it in a configuration."""
+    """Its word in a configuration."""
     title: str
-    """The name that users call it by."""
+    """The name of the public function."""
 
     def __init__(self, term: Term, decay: float) -> None:
         """Keep the inner term, and how slowly the state moves."""
@@ -66,11 +66,11 @@ class Wrapper(Enclosing):
 
     @abstractmethod
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
-        """The new value, what the next call is given as `before`, and the slope of the one over the value given."""
+        """The new value, what to pass as `before` next time, and the derivative of the new value by the given one."""
         ...
 
     def __eq__(self, other: object) -> bool:
-        """The same change of equal terms."""
+        """Equal where the kind, the decay and the inner terms are."""
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
@@ -85,7 +85,7 @@ class _Average(Wrapper):
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
         if before is None:
             return value, value, 1.0
-        # NaN where there was no value yet, as for a term that has only rested.
+        # NaN where there is no value yet: a traced term that has not run so far.
         begun = before == before
         smooth = ops.where(begun, self.decay * before + (1.0 - self.decay) * value, value)
         return smooth, smooth, ops.where(begun, 1.0 - self.decay, 1.0)
@@ -106,7 +106,7 @@ class _Scaled(Wrapper):
 def EMA(term: Term, decay: float = 0.9) -> Term:
     """The term's running mean: `decay · previous + (1 − decay) · current`, starting at the current value.
 
-    The gradient flows through the current value. Call the pipeline with `state=out.state` of the call before.
+    The gradient flows through the current value. Pass `state=out.state` of one call to the next.
 
     >>> import numpy as np
     >>> import penalties as pn
@@ -120,10 +120,10 @@ def EMA(term: Term, decay: float = 0.9) -> Term:
 
 
 def Normalized(term: Term, decay: float = 0.99) -> Term:
-    """The term divided by its running scale, so that terms of any size start at ±1 and weights compare.
+    """The term divided by its running scale, so that terms of any size start at ±1 and weights can be compared.
 
-    The scale is the running mean of `|value|`, this call's included, and counts as a constant in the gradient. A term
-    that has only ever been 0 stays 0.
+    The scale is the running mean of `|value|`, including this call, and counts as a constant in the gradient. A term
+    that has always been 0 stays 0.
 
     >>> import numpy as np
     >>> import penalties as pn
@@ -135,12 +135,12 @@ def Normalized(term: Term, decay: float = 0.99) -> Term:
 
 
 def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
-    """The term of the same name that stands around this one."""
+    """A term of the same name around this one."""
     if not isinstance(cast("object", term), Term):
         raise OptionError(kind.title, "term", term, "a Term")
     if term.asynchronous:
-        raise OptionError(kind.title, "term", term, "a term that is not asynchronous: its value is needed at once")
-    # What the outer term says about when and where counts; the inner one is the function and what it reads.
+        raise OptionError(kind.title, "term", term, "a term that is not asynchronous: its value is needed immediately")
+    # The outer term decides when, where and with which inputs; the inner one is the function and how it is computed.
     arguments = term.arguments()
     inner = {key: value for key, value in arguments.items() if key in _INNER}
     outer = {key: value for key, value in arguments.items() if key not in ("fn", "chunk")}
@@ -148,6 +148,6 @@ def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
 
 
 WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Normalized}
-"""What can stand around a term, by the word for it in a configuration."""
+"""What can go around a term, by its word in a configuration."""
 
 _INNER: Final = ("fn", "name", "inputs", "options", "differentiable", "chunk")

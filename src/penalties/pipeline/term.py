@@ -21,8 +21,8 @@ __all__ = [
     "ARGUMENTS",
     "CALL_ARGUMENTS",
     "Inputs",
-    "Place",
     "Regularizer",
+    "Runs",
     "Term",
     "Weight",
     "check_weight",
@@ -30,7 +30,7 @@ __all__ = [
     "weight_at",
 ]
 
-Place: TypeAlias = Literal["inline", "thread", "process", "async", "ray"]
+Runs: TypeAlias = Literal["inline", "thread", "process", "async", "ray"]
 """Where a term runs."""
 
 Weight: TypeAlias = Any
@@ -69,7 +69,7 @@ class Term(Bound):
     enabled: bool
     differentiable: bool
     """Whether it has a gradient; if not, it counts in the total as a constant."""
-    runs: Place
+    runs: Runs
     timeout: float | None
     """Seconds before an executor gives up on it; None leaves it to the executor."""
     on_error: Literal["raise", "skip"]
@@ -89,7 +89,7 @@ class Term(Bound):
         options: Mapping[str, Any] | None = None,
         enabled: bool = True,
         differentiable: bool = True,
-        runs: Place = "inline",
+        runs: Runs = "inline",
         timeout: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         every: int = 1,
