@@ -1,6 +1,6 @@
 """One row per function and option. Every generic test (gradients, parity, compilers, low precision) runs on each.
 
-To put a new function under all of them, add its rows here.
+A penalty without a row here is tested on the example that it declares.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 import penalties as pn
+from penalties import functional
+from penalties.functional.penalty import facts_of
 
 
 @dataclass(frozen=True)
@@ -284,4 +286,11 @@ def _smoothness() -> list[Case]:
     ]
 
 
-CASES = [*_norms(), *_divergences(), *_estimators(), *_structure(), *_smoothness()]
+def _declared(written: set[str]) -> list[Case]:
+    """One case of every other penalty, by the example that it declares."""
+    others = {name: facts_of(getattr(pn, name)) for name in functional.__all__ if name not in written}
+    return [Case(name, lambda rng, facts=facts: facts.example()) for name, facts in others.items() if facts is not None]
+
+
+WRITTEN = [*_norms(), *_divergences(), *_estimators(), *_structure(), *_smoothness()]
+CASES = [*WRITTEN, *_declared({case.name for case in WRITTEN})]

@@ -8,66 +8,45 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import telemetry, testing, training
-    from .errors import (
-        BackendError,
-        CheckError,
-        GradientError,
-        InputError,
-        MissingLibraryError,
-        NonFiniteError,
-        OptionError,
-        PenaltiesError,
-        ShapeError,
-        TermError,
-        TermTimeoutError,
-        WorkerLostError,
-    )
-    from .execution.executor import Executor
-    from .functional import (
-        consistency,
-        elastic_net,
-        entropy,
-        entropy_estimate,
-        gradient_penalty,
-        interpolated_gradient_penalty,
-        js_divergence,
-        kl_divergence,
-        kl_estimate,
-        l1,
-        l2,
-        orthogonality,
-        output_magnitude,
-        renormalize,
-        replace_nonfinite,
-        safe_log,
-        smooth_l1,
-        valid_logprobs,
-        validate,
-        with_gradient_penalty,
-    )
-    from .integrations import train_step, wrap_loss
-    from .pipeline import (
-        EMA,
-        Evaluation,
-        Explanation,
-        LossOutput,
-        Monitor,
-        Normalized,
-        Pipeline,
-        Regularizer,
-        Term,
-        TermOutput,
-        debug,
-        explain,
-        gradients,
-        load_state,
-        save_state,
-        schedules,
-    )
+    from . import telemetry as telemetry
+    from . import testing as testing
+    from . import training as training
+    from .errors import BackendError as BackendError
+    from .errors import CheckError as CheckError
+    from .errors import GradientError as GradientError
+    from .errors import InputError as InputError
+    from .errors import MissingLibraryError as MissingLibraryError
+    from .errors import NonFiniteError as NonFiniteError
+    from .errors import OptionError as OptionError
+    from .errors import PenaltiesError as PenaltiesError
+    from .errors import ShapeError as ShapeError
+    from .errors import TermError as TermError
+    from .errors import TermTimeoutError as TermTimeoutError
+    from .errors import WorkerLostError as WorkerLostError
+    from .execution.executor import Executor as Executor
+    from .functional import *
+    from .integrations import train_step as train_step
+    from .integrations import wrap_loss as wrap_loss
+    from .pipeline import EMA as EMA
+    from .pipeline import Evaluation as Evaluation
+    from .pipeline import Explanation as Explanation
+    from .pipeline import LossOutput as LossOutput
+    from .pipeline import Monitor as Monitor
+    from .pipeline import Normalized as Normalized
+    from .pipeline import Pipeline as Pipeline
+    from .pipeline import Regularizer as Regularizer
+    from .pipeline import Term as Term
+    from .pipeline import TermOutput as TermOutput
+    from .pipeline import debug as debug
+    from .pipeline import explain as explain
+    from .pipeline import gradients as gradients
+    from .pipeline import load_state as load_state
+    from .pipeline import save_state as save_state
+    from .pipeline import schedules as schedules
 
 __version__ = "0.1.0"
 
+# Where names live, except for the mathematics: `functional.__all__` is the one list of that.
 _HOMES = {
     ".errors": (
         "BackendError",
@@ -84,28 +63,6 @@ _HOMES = {
         "WorkerLostError",
     ),
     ".execution.executor": ("Executor",),
-    ".functional": (
-        "consistency",
-        "elastic_net",
-        "entropy",
-        "entropy_estimate",
-        "gradient_penalty",
-        "interpolated_gradient_penalty",
-        "js_divergence",
-        "kl_divergence",
-        "kl_estimate",
-        "l1",
-        "l2",
-        "orthogonality",
-        "output_magnitude",
-        "renormalize",
-        "replace_nonfinite",
-        "safe_log",
-        "smooth_l1",
-        "valid_logprobs",
-        "validate",
-        "with_gradient_penalty",
-    ),
     ".pipeline": (
         "EMA",
         "Evaluation",
@@ -130,77 +87,32 @@ _HOMES = {
     ".training": ("training",),
 }
 
-__all__ = [
-    "EMA",
-    "BackendError",
-    "CheckError",
-    "Evaluation",
-    "Executor",
-    "Explanation",
-    "GradientError",
-    "InputError",
-    "LossOutput",
-    "MissingLibraryError",
-    "Monitor",
-    "NonFiniteError",
-    "Normalized",
-    "OptionError",
-    "PenaltiesError",
-    "Pipeline",
-    "Regularizer",
-    "ShapeError",
-    "Term",
-    "TermError",
-    "TermOutput",
-    "TermTimeoutError",
-    "WorkerLostError",
-    "__version__",
-    "consistency",
-    "debug",
-    "elastic_net",
-    "entropy",
-    "entropy_estimate",
-    "explain",
-    "gradient_penalty",
-    "gradients",
-    "interpolated_gradient_penalty",
-    "js_divergence",
-    "kl_divergence",
-    "kl_estimate",
-    "l1",
-    "l2",
-    "load_state",
-    "orthogonality",
-    "output_magnitude",
-    "renormalize",
-    "replace_nonfinite",
-    "safe_log",
-    "save_state",
-    "schedules",
-    "smooth_l1",
-    "telemetry",
-    "testing",
-    "train_step",
-    "training",
-    "valid_logprobs",
-    "validate",
-    "with_gradient_penalty",
-    "wrap_loss",
-]
-
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, and keep it."""
+    if name == "__all__":
+        value = sorted(["__version__", *(name for names in _HOMES.values() for name in names), *_functional().__all__])
+    else:
+        value = _found(name)
+    globals()[name] = value
+    return value
+
+
+def _found(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             module = importlib.import_module(home, __name__)
-            value = module if home == f".{name}" else getattr(module, name)
-            globals()[name] = value
-            return value
+            return module if home == f".{name}" else getattr(module, name)
+    if not name.startswith("_") and name in _functional().__all__:
+        return getattr(_functional(), name)
     # With name and obj Python itself says which name was meant.
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
+def _functional() -> Any:
+    return importlib.import_module(".functional", __name__)
+
+
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

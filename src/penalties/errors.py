@@ -25,8 +25,8 @@ __all__ = [
 
 
 FIRST_ORDER: Final = (
-    "a value that came with its gradient cannot be differentiated twice: it is that of value_and_grad, of a term that "
-    "ran elsewhere, or of one that brought its gradient"
+    "second derivatives are unavailable: the gradient of this value was computed with it, by value_and_grad, by a term "
+    "that ran elsewhere, or by one that returned its own gradient"
 )
 
 
@@ -85,7 +85,7 @@ class ShapeError(PenaltiesError, ValueError):
 
 
 class BackendError(PenaltiesError, TypeError):
-    """Something that is no array of one backend, two backends in one call, or a dtype that has no meaning here.
+    """Something that is not an array, arrays of two libraries in one call, or a dtype that has no meaning here.
 
     >>> import numpy as np
     >>> import penalties as pn
@@ -98,7 +98,7 @@ class BackendError(PenaltiesError, TypeError):
 
 
 class GradientError(PenaltiesError, RuntimeError):
-    """A gradient was needed and there is no path to take it along.
+    """A gradient was requested and there is none: nothing differentiable leads to the input.
 
     >>> import penalties as pn
     >>> issubclass(pn.GradientError, RuntimeError)
@@ -107,7 +107,7 @@ class GradientError(PenaltiesError, RuntimeError):
 
 
 class InputError(PenaltiesError, KeyError):
-    """An input that a term asks for and the call did not give, or a name that a pipeline does not have.
+    """An input that a term reads and the call does not have, or a name that the pipeline does not have.
 
     >>> import penalties as pn
     >>> pipeline = pn.Pipeline([pn.Term(pn.l1, inputs="weights.first")])
@@ -115,7 +115,7 @@ class InputError(PenaltiesError, KeyError):
     ...     pipeline.remove("l2")
     ... except pn.InputError as error:
     ...     print(error)
-    remove: no term is named "l2"; there is "l1"
+    remove: no term is named "l2"; expected one of: "l1"
     """
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class InputError(PenaltiesError, KeyError):
 
 
 class TermError(PenaltiesError, RuntimeError):
-    """A term failed, or returned what is no value; `term` is its name, and the cause is chained.
+    """A term failed, or returned something that is not a value; `term` is its name, and the cause is chained.
 
     >>> import numpy as np
     >>> import penalties as pn
@@ -142,7 +142,7 @@ class TermError(PenaltiesError, RuntimeError):
         self.message = message
         self.phase = phase
         self.output: Any = None
-        """What the other terms gave, where an executor ran them: a `LossOutput` without this one."""
+        """The output of the other terms, where an executor ran them: a `LossOutput` without this one."""
         super().__init__(f"{term}: {message}")
 
     def __reduce__(self) -> tuple[type["TermError"], tuple[str, str, str]]:
@@ -151,7 +151,7 @@ class TermError(PenaltiesError, RuntimeError):
 
 
 class TermTimeoutError(TermError, TimeoutError):
-    """A term took longer than it may; `abandoned` says that it could not be stopped and still runs.
+    """A term ran past its timeout; `abandoned` says that it could not be stopped and is still running.
 
     >>> import penalties as pn
     >>> error = pn.TermTimeoutError("topology", "took more than 2 s", abandoned=True)
@@ -174,7 +174,7 @@ def _late(term: str, message: str, phase: str, abandoned: bool) -> TermTimeoutEr
 
 
 class WorkerLostError(TermError):
-    """The process or machine that a term ran on is gone: it crashed, was killed, or left the cluster.
+    """The worker that a term ran on is gone: it crashed, was killed, or left the cluster.
 
     >>> import penalties as pn
     >>> issubclass(pn.WorkerLostError, pn.TermError)
@@ -219,9 +219,9 @@ class NonFiniteError(PenaltiesError, ValueError):
         """Keep the kind beside the message."""
         self.kind = kind
         self.term: str | None = None
-        """The term whose value it is, where an executor ran it."""
+        """The name of the term whose value it is, where an executor ran it."""
         self.output: Any = None
-        """What the other terms gave, as of a `TermError`."""
+        """The output of the other terms, as in `TermError`."""
         super().__init__(message)
 
     @classmethod
@@ -235,7 +235,7 @@ class NonFiniteError(PenaltiesError, ValueError):
 
 
 class CheckError(PenaltiesError, ValueError):
-    """A call was given something that trains something else than was probably meant; `findings` has a line for each.
+    """A call was given inputs that probably train something other than was meant; `findings` has a line for each.
 
     `with pn.debug():` and `out.check()` raise it.
 
@@ -248,7 +248,7 @@ class CheckError(PenaltiesError, ValueError):
 
     def __init__(self, findings: Sequence[str]) -> None:
         """Keep the lines, and say them all."""
-        self.findings = list(findings)
+        self.findings: list[str] = list(findings)
         super().__init__("\n".join(self.findings))
 
     def __reduce__(self) -> tuple[type["CheckError"], tuple[list[str]]]:
@@ -257,7 +257,7 @@ class CheckError(PenaltiesError, ValueError):
 
 
 def said(error: BaseException) -> str:
-    """The class of an exception and what it says, even of one that cannot say anything."""
+    """The class and the message of an exception, or the class alone where making the message fails."""
     try:
         message = str(error)
     except Exception:

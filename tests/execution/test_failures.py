@@ -467,12 +467,12 @@ class TestSecondDerivatives:
         )
         (first,) = torch.autograd.grad(out.total, x, create_graph=True)
         torch.testing.assert_close(first.detach(), 3 * x.detach() ** 2 + 2 * x.detach())
-        with pytest.raises(pn.GradientError, match="cannot be differentiated twice"):
+        with pytest.raises(pn.GradientError, match="second derivatives are unavailable"):
             torch.autograd.grad(first.sum(), x)
 
     def test_are_an_error_of_jax(self, executor: pn.Executor) -> None:
         pipeline = pn.Pipeline([pn.Term(healthy, runs="thread")])
-        with pytest.raises(pn.GradientError, match="cannot be differentiated twice"):
+        with pytest.raises(pn.GradientError, match="second derivatives are unavailable"):
             jax.hessian(lambda x: executor.run(pipeline, {"x": x}).total)(jnp.ones(2))
 
 
