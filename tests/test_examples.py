@@ -1,4 +1,4 @@
-"""The examples run as they stand, without warnings, and show what they promise."""
+"""The examples run without warnings, and show what they promise."""
 
 import functools
 import os
@@ -28,6 +28,16 @@ KEY_LINES = {
 }
 
 
+FAST = ("custom_lora_orthogonality.py", "jax_loop.py", "quickstart.py")
+"""Those that `make test` runs; the others take several seconds each, and `make test-slow` runs them."""
+
+slow = pytest.mark.slow
+
+
+def marked(example: str, *values: object) -> object:
+    return pytest.param(example, *values, marks=() if example in FAST else slow)
+
+
 @functools.cache
 def printed(example: str) -> str:
     command = [sys.executable, "-W", "error", f"examples/{example}"]
@@ -46,11 +56,12 @@ def test_every_example_is_run():
     assert [path.name for path in EXAMPLES] == sorted(KEY_LINES)
 
 
-@pytest.mark.parametrize("example", KEY_LINES)
+@pytest.mark.parametrize("example", [marked(example) for example in KEY_LINES])
 def test_example_prints_its_key_line(example: str):
     assert re.search(KEY_LINES[example], printed(example), re.MULTILINE)
 
 
+@slow
 def test_penalties_find_the_right_labels_among_wrong_ones():
     *_, without, penalised = printed("pytorch_loop.py").splitlines()
     assert accuracy(without) < 80 < 90 < accuracy(penalised)
@@ -65,7 +76,7 @@ def test_penalties_find_the_inputs_that_matter():
 
 
 def table(example: str) -> dict[str, list[float]]:
-    """The columns of the first table that an example prints, by their names; lines that are no row are left out."""
+    """The columns of the first table that an example prints, by name."""
     header, *lines = printed(example).partition("\n\n")[0].splitlines()
     rows = [line.replace("%", "").split() for line in lines if "skipped" not in line]
     names = re.split(r" +(?!KL)", header.strip())
@@ -74,7 +85,7 @@ def table(example: str) -> dict[str, list[float]]:
 
 
 def last(example: str) -> list[list[float]]:
-    """The numbers in the last two lines of an example: without what it shows, and with it."""
+    """The numbers in the last two lines of an example: without the term that it shows, and with it."""
     return [
         [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)] for line in printed(example).splitlines()[-2:]
     ]
@@ -88,11 +99,11 @@ def assert_falls(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("example", "columns"),
     [
-        ("custom_supervised.py", ["sums", "total"]),
-        ("custom_dpo.py", ["loss"]),
-        ("custom_distillation.py", ["reverse KL", "worst", "total"]),
-        ("custom_remote_terms.py", ["base", "passage", "total"]),
-        ("custom_lora_orthogonality.py", ["loss", "total"]),
+        marked("custom_supervised.py", ["sums", "total"]),
+        marked("custom_dpo.py", ["loss"]),
+        marked("custom_distillation.py", ["reverse KL", "worst", "total"]),
+        marked("custom_remote_terms.py", ["base", "passage", "total"]),
+        marked("custom_lora_orthogonality.py", ["loss", "total"]),
     ],
 )
 def test_what_is_trained_falls(example: str, columns: list[str]):
@@ -100,6 +111,7 @@ def test_what_is_trained_falls(example: str, columns: list[str]):
         assert_falls(table(example)[column])
 
 
+@slow
 def test_a_model_is_held_to_what_it_said_and_learns_all_the_same():
     (free_right, free_entropy, free_drift), (held_right, entropy, drift) = last("custom_supervised.py")
     assert free_right > 90 < held_right
@@ -107,6 +119,7 @@ def test_a_model_is_held_to_what_it_said_and_learns_all_the_same():
     assert drift < free_drift / 2
 
 
+@slow
 def test_preferences_are_learned():
     columns = table("custom_dpo.py")
     assert columns["accuracy"][0] == 0 < 100 == columns["accuracy"][-1]
@@ -116,11 +129,13 @@ def test_preferences_are_learned():
     assert columns["margin"][-1] < max(columns["margin"])
 
 
+@slow
 def test_the_student_gives_its_probability_to_what_the_teacher_does():
     columns = table("custom_distillation.py")
     assert columns["student"][0] < 5 < 50 < columns["student"][-1]
 
 
+@slow
 def test_the_judge_is_skipped_once_and_heard_otherwise():
     assert printed("custom_remote_terms.py").count("skipped judge: raised RuntimeError: the service answered") == 1
     assert table("custom_remote_terms.py")["judge"][-1] < 0

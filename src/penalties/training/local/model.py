@@ -124,7 +124,7 @@ def load(
     with _drawing, torch.random.fork_rng(devices=[]):
         # The CPU generator alone: `torch.manual_seed` would seed those of GPUs too.
         torch.default_generator.manual_seed(seed)
-        base = _tiny(precision) if str(name) == TINY else _pretrained(str(name), precision)
+        base = tiny_model(precision) if str(name) == TINY else _pretrained(str(name), precision)
         if base.get_output_embeddings() is None:
             raise OptionError(_OWNER, "model", str(name), "a causal language model, with an output layer")
         config = LoraConfig(
@@ -146,14 +146,6 @@ def load(
     # No dropout in model or adapter: a pass is repeatable.
     model.to(where).eval()
     return LocalModel(str(name), model, rank, alpha, where)
-
-
-def _tiny(precision: Any) -> Any:
-    base = tiny_model()
-    for one in base.parameters():
-        # Parameters only: the rotary frequencies are buffers, and keep their precision.
-        one.data = one.data.to(precision or one.dtype)
-    return base
 
 
 def _pretrained(name: str, precision: Any) -> Any:

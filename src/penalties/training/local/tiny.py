@@ -60,7 +60,7 @@ class ByteTokenizer:
         return [self.decode(tokens, skip_special_tokens) for tokens in sequences]
 
 
-def tiny_model() -> Any:
+def tiny_model(dtype: Any = None) -> Any:
     """Qwen 3 with two layers and hidden size 64, initialised from torch's global generator."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -81,4 +81,8 @@ def tiny_model() -> Any:
         pad_token_id=ByteTokenizer.pad_token_id,
     )
     loader: Any = AutoModelForCausalLM
-    return loader.from_config(config)
+    model = loader.from_config(config)
+    for one in model.parameters():
+        # Parameters only: the rotary frequencies are buffers, and keep their precision.
+        one.data = one.data.to(dtype or one.dtype)
+    return model
