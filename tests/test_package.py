@@ -1,6 +1,5 @@
 """The package as a whole: what importing it loads, its names, its metadata, its layers."""
 
-import ast
 import importlib
 import inspect
 import pickle
@@ -8,7 +7,6 @@ import pkgutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -122,33 +120,3 @@ def test_the_constraints_pin_torch_first() -> None:
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert pins[0].startswith("torch==")
     assert all("==" in pin for pin in pins)
-
-
-def test_only_public_interfaces_of_other_libraries_are_used() -> None:
-    assert [use for path in sorted((ROOT / "src").rglob("*.py")) for use in private_uses(path)] == []
-
-
-def private_uses(path: Path) -> Iterator[str]:
-    """Every import of a private name of another library, and every access to one through a module."""
-    tree = ast.parse(path.read_text())
-    foreign = set(OPTIONAL)  # also found in sys.modules, without an import
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            foreign |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            foreign |= {alias.asname or alias.name for alias in node.names}
-        yield from (f"{path}:{node.lineno} {name}" for name in names if any(map(is_private, name.split("."))))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            root = node.value
-            while isinstance(root, ast.Attribute):
-                root = root.value
-            if isinstance(root, ast.Name) and root.id in foreign:
-                yield f"{path}:{node.lineno} {ast.unparse(node)}"
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__") and name != "_exit"  # os._exit is documented
