@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,12 +47,6 @@ def service() -> ModuleType:
 @pytest.fixture(scope="module")
 def knowledge() -> ModuleType:
     return example("knowledge_base")
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[pn.Executor]:
-    with pn.Executor(max_workers=2) as executor:
-        yield executor
 
 
 def circle(count: int, radius: float) -> torch.Tensor:
@@ -192,7 +185,7 @@ MESSAGES = {
     "status 500": "raised RuntimeError: the service answered with status 500",
     "no JSON": "raised JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
     "no gradient": "raised KeyError: 'gradient'",
-    "another shape": 'brought a gradient of shape (3,) for "drafts"; expected that of the input, (8, 3)',
+    "another shape": 'returned a gradient of shape (3,) for "drafts"; expected that of the input, (8, 3)',
     "not a number": "the value is nan",
     "late": "took more than 1.5 s, and was cancelled",
     "no answer": "took more than 1.5 s, and was cancelled",

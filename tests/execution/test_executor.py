@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ from penalties.execution.pools import asynchronous
 
 PLACES = ("thread", "process", "async")
 WHERE = contextvars.ContextVar("where", default="nowhere")
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[pn.Executor]:
-    with pn.Executor(max_workers=2, timeout=60.0) as executor:
-        yield executor
 
 
 class TestEarly:
@@ -241,7 +234,7 @@ class TestAsync:
             asyncio.run(main())
 
     @pytest.mark.parametrize("place", PLACES)
-    def test_cancelling_stops_the_terms(self, place: Any) -> None:
+    def test_cancelling_stops_the_terms(self, executor: pn.Executor, place: Any) -> None:
         async def forever(x: Any) -> Any:
             await asyncio.sleep(60)
 
@@ -249,7 +242,7 @@ class TestAsync:
             time.sleep(60 if place == "process" else 1.0)
             return x.sum()
 
-        async def main(executor: pn.Executor) -> None:
+        async def main() -> None:
             pipeline = pn.Pipeline([pn.Term(forever if place == "async" else long, name="long", runs=place)])
             running = asyncio.ensure_future(executor.run_async(pipeline, {"x": np.ones(1)}))
             await asyncio.sleep(1.0)
@@ -258,8 +251,7 @@ class TestAsync:
                 await running
 
         start = time.monotonic()
-        with pn.Executor(max_workers=1) as executor:
-            asyncio.run(main(executor))
+        asyncio.run(main())
         assert time.monotonic() - start < 20.0
 
     def test_many_wait_at_once(self, executor: pn.Executor) -> None:
@@ -353,7 +345,9 @@ class TestMemory:
     @pytest.mark.parametrize("place", ["inline", *PLACES])
     @pytest.mark.parametrize("kind", ["well", "raises", "waits"])
     @pytest.mark.parametrize("wrt", [None, "x"])
-    def test_inputs_go_with_the_output_and_not_when_python_looks(self, place: Any, kind: str, wrt: Any) -> None:
+    def test_inputs_go_with_the_output_and_not_when_python_looks(
+        self, executor: pn.Executor, place: Any, kind: str, wrt: Any
+    ) -> None:
         def well(x: Any) -> Any:
             return (x**2).sum()
 
@@ -372,22 +366,21 @@ class TestMemory:
         function = waits if kind == "waits" else later if place == "async" else {"well": well, "raises": raises}[kind]
         runs = "inline" if place == "async" else place
         term = pn.Term(function, name="term", runs=runs, on_error="skip", timeout=0.1 if kind == "waits" else 60.0)
-        with pn.Executor(max_workers=1) as executor:
-            for _ in range(2):
-                x = torch.ones(4, requires_grad=True)
-                gc.collect()
-                gc.disable()
-                try:
-                    out = executor.run(pn.Pipeline([term, "l2"]), {"x": x}, wrt=wrt)
-                    out.total.backward()
-                    watched = weakref.ref(x)
-                    del out, x
-                    end = time.monotonic() + 10.0
-                    while watched() is not None and time.monotonic() < end:
-                        time.sleep(0.01)
-                    assert watched() is None
-                finally:
-                    gc.enable()
+        for _ in range(2):
+            x = torch.ones(4, requires_grad=True)
+            gc.collect()
+            gc.disable()
+            try:
+                out = executor.run(pn.Pipeline([term, "l2"]), {"x": x}, wrt=wrt)
+                out.total.backward()
+                watched = weakref.ref(x)
+                del out, x
+                end = time.monotonic() + 10.0
+                while watched() is not None and time.monotonic() < end:
+                    time.sleep(0.01)
+                assert watched() is None
+            finally:
+                gc.enable()
 
 
 class TestSequential:
@@ -548,12 +541,11 @@ class _Loaded:
 
 
 class TestWorkers:
-    def test_threads_of_native_libraries_are_capped(self) -> None:
+    def test_threads_of_native_libraries_are_capped(self, executor: pn.Executor) -> None:
         def count(x: Any) -> Any:
             return x.sum(), {"torch": torch.get_num_threads(), "omp": int(os.environ["OMP_NUM_THREADS"])}
 
-        with pn.Executor(max_workers=os.cpu_count()) as executor:
-            metrics = executor.run(pn.Pipeline([pn.Term(count, runs="process")]), torch.ones(2)).metrics()
+        metrics = executor.run(pn.Pipeline([pn.Term(count, runs="process")]), torch.ones(2)).metrics()
         assert metrics["count/torch"] == metrics["count/omp"] == 1.0
 
     def test_a_worker_keeps_what_a_term_keeps(self, executor: pn.Executor) -> None:

@@ -1,7 +1,6 @@
 """A term gives the same wherever it runs: value, gradient, metrics, state."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,12 +17,6 @@ from penalties.pipeline.catalogue import BUILT_IN
 PLACES = ("thread", "process", "async")
 PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
 NAMES = [name for name in BUILT_IN if "gradient_penalty" not in name]
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[pn.Executor]:
-    with pn.Executor(max_workers=2, timeout=120.0) as executor:
-        yield executor
 
 
 def logprobs(seed: int, *shape: int) -> np.ndarray:

@@ -380,17 +380,17 @@ def returns_locks_as_metrics(x: Any) -> Any:
     return x.sum(), {"deep": threading.Lock()}
 
 
-@fault(pn.TermError, "brought a gradient of shape")
+@fault(pn.TermError, "returned a gradient of shape")
 def brings_another_shape(x: Any) -> Any:
     return pn.Evaluation(x.sum(), gradient={"x": x[1:]})
 
 
-@fault(pn.TermError, 'brought a gradient for "y"')
+@fault(pn.TermError, 'returned a gradient for "y"')
 def brings_an_unknown_gradient(x: Any) -> Any:
     return pn.Evaluation(x.sum(), gradient={"y": x})
 
 
-@fault(pn.TermError, "brought a gradient")
+@fault(pn.TermError, "returned a gradient")
 def brings_no_array(x: Any) -> Any:
     return pn.Evaluation(x.sum(), gradient={"x": ["steep", "shallow"]})
 

@@ -159,13 +159,13 @@ def _check_raised(raised: Any, first: str | None) -> None:
 def _check_gradient(trial: Trial, out: Any, x: Any, slope: Any, raised: Any) -> None:
     library = LIBRARIES[trial.library]
     if trial.gradient == "wrt":
-        inline = any(
-            part.place == "inline" and part.on_error == "raise" and part.fn.outcome is pn.NonFiniteError
+        # One that is not finite is in the sum of the gradients when that is found out: then there is none.
+        spoiled = any(
+            part.on_error == "raise" and part.fn.outcome is pn.NonFiniteError
             for part in trial.parts
             if isinstance(part.fn, Fault)
         )
-        # One that is not finite, and is in the sum already, makes an output without a gradient.
-        if not inline:
+        if not spoiled:
             _close(library.numpy(out.gradient["x"]), slope)
     elif trial.gradient == "backward":
         out.total.backward()

@@ -75,8 +75,6 @@ def run_call(
             state={**kept, **states},
             has_base=len(jobs) > 0 and jobs[0].term is pipeline.base,
             cosines=gradients is not None and gradients.cosines,
-            # The gradient of a term that turned out not to be finite is in the sum.
-            gradients=failure is None,
             record=record,
         )
         if failure is not None:

@@ -100,12 +100,11 @@ class Combination:
         self.detached.add(gradients, 1.0)
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """Put an error in place of an evaluation that was taken."""
+        """Put an error in place of an evaluation that was taken; its gradient is in the sum, which is lost."""
+        self.targets = None
         self.outputs[job.index] = TermOutput(job.term.name, None, job.weight, error=error)
 
-    def output(
-        self, *, state: Mapping[str, Any], has_base: bool, cosines: bool, gradients: bool = True, record: Any = None
-    ) -> LossOutput:
+    def output(self, *, state: Mapping[str, Any], has_base: bool, cosines: bool, record: Any = None) -> LossOutput:
         """The output of the call."""
         terms = [cast("TermOutput", output) for output in self.outputs]
         ops, like = self._library(terms)
@@ -127,7 +126,7 @@ class Combination:
         regularizers = ops.weighted_sum(values, weights) if values else ops.zero(like)
         total = regularizers if base_value is None else ops.add([base_value, regularizers])
         by_name = {term.name: term for term in terms}
-        targets = self.targets if gradients else None
+        targets = self.targets
         if targets is None:
             return LossOutput(total, by_name, base, regularizers, state=state, record=record)
         total = self._stitched(targets, total)
