@@ -86,6 +86,10 @@ class TestExplain:
         assert kinds(found) == [("failed", ("a",)), ("no gradient", ("b",))]
         assert found.findings[0].message == "a was skipped: a: raised ValueError: no"
 
+    def test_only_outputs_are_explained(self) -> None:
+        with pytest.raises(pn.OptionError, match="explain: out=.*the output of a pipeline"):
+            pn.explain(pn.Pipeline())  # type: ignore[arg-type]
+
     def test_nothing_at_all(self) -> None:
         found = pn.explain(pn.Pipeline()())
         assert (found.shares, found.findings, str(found)) == ((), (), "total 0")

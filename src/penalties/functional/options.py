@@ -1,6 +1,5 @@
 """Checks of what a caller passes: options, numbers, shapes."""
 
-import difflib
 import math
 import sys
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ..errors import OptionError, ShapeError
+from ..errors import OptionError, ShapeError, did_you_mean
 
 __all__ = [
     "POSITIVE",
@@ -32,10 +31,8 @@ _WHOLE: Final[tuple[type[Any], ...]] = (int, np.integer)
 
 def unknown_option(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:
     """The error for an option that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(option, options, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
     allowed = f"only the options {', '.join(options)}" if options else "no options"
-    return OptionError(function, option, value, allowed + hint)
+    return OptionError(function, option, value, allowed + did_you_mean(option, options))
 
 
 def check_choice(function: str, option: str, value: object, allowed: tuple[str, ...]) -> None:
