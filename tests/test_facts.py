@@ -1,6 +1,8 @@
 """What penalties declare about themselves is true of them."""
 
 import functools
+import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -100,3 +102,11 @@ def test_a_partial_that_fixes_an_input_and_a_wrapper_have_no_facts() -> None:
     assert facts_of(functools.partial(pn.kl_divergence, np.zeros(2))) is None
     assert facts_of(functools.partial(pn.kl_divergence, q=np.zeros(2))) is None
     assert facts_of(lambda x: x) is None
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_a_docstring_says_what_every_parameter_is(name: str) -> None:
+    """An editor's hover is enough to call it: a list has every parameter by name."""
+    function = getattr(functional, name)
+    listed = re.findall(r"^ *- ((?:`\w+`(?:, )?)+): ", inspect.getdoc(function) or "", re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(listed)) == list(inspect.signature(function).parameters)

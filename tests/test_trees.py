@@ -80,6 +80,8 @@ def test_a_key_that_is_missing_pairs_with_none() -> None:
     nest = {"a": [ONE, TWO], "b": THREE}
     assert trees.pair(nest, {"b": "x"}) == [None, None, "x"]
     assert trees.pair(nest, None) == [None, None, None]
+    assert trees.pair(Registered(ONE, TWO), Registered(None, "x")) == [None, "x"]
+    assert trees.flatten(Registered(None, TWO)).rebuild(["x"]) == Registered(None, "x")
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,15 @@ def _open(nest: Any) -> _Opened | None:
     jax = sys.modules.get("jax")
     if jax is None or (torch is not None and torch.compiler.is_compiling()):
         return None
-    leaves, structure = jax.tree_util.tree_flatten(nest)
+    # None as a leaf: a gradient may have it where the nest has an array.
+    leaves, structure = jax.tree_util.tree_flatten(nest, is_leaf=_is_none)
     if jax.tree_util.treedef_is_leaf(structure):
         return None
     return _Opened(None, leaves, functools.partial(jax.tree_util.tree_unflatten, structure))
+
+
+def _is_none(part: object) -> bool:
+    return part is None
 
 
 def _taken_apart(nest: Any, path: str, leaves: list[Any], reject: Callable[[str, Any], Exception] | None) -> Any:

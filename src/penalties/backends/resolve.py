@@ -37,7 +37,7 @@ def owner(x: object) -> Backend | None:
 def backend_of(function: str, *, mask: Any = None, **arrays: Any) -> Backend:
     """The backend of all the named arrays, and of the mask if there is one.
 
-    Raises `BackendError` that names both sides when one is no array, or when two come from different libraries.
+    Raises `BackendError` where one is not an array, or where two belong to different libraries.
     """
     if mask is not None:
         arrays["mask"] = mask

@@ -43,7 +43,7 @@ class Leaves(NamedTuple):
 
 
 def gather(function: str, *, keep: bool, mask: Any = None, **arguments: Any) -> Leaves:
-    """The leaves of one or more arguments of the same structure, with those of the mask, if there is one, last.
+    """The leaves of one or more arguments of one structure; those of the mask come last, if there is one.
 
     Small ragged leaves become one flat array, unless `keep` says that the structure is needed again.
     """

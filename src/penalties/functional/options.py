@@ -36,14 +36,14 @@ def unknown_option(function: str, option: str, value: object, options: Sequence[
 
 
 def check_choice(function: str, option: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of the allowed words."""
+    """Raise `OptionError` unless the value is one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
         words = [f'"{word}"' for word in allowed]
         raise OptionError(function, option, value, " or ".join([", ".join(words[:-1]), words[-1]]))
 
 
 def check_flag(function: str, option: str, value: object, expected: str = "True or False") -> None:
-    """Refuse anything but True and False."""
+    """Raise `OptionError` unless the value is True or False."""
     if not isinstance(value, _FLAGS):
         raise OptionError(function, option, value, expected)
 
@@ -51,7 +51,7 @@ def check_flag(function: str, option: str, value: object, expected: str = "True 
 def check_number(
     function: str, option: str, value: Any, expected: str, low: float = -_LARGEST, high: float = _LARGEST
 ) -> float:
-    """The value as a float; refuses what is no finite number from `low` to `high`, which `expected` says in words."""
+    """The value as a float; raises unless it is finite and from `low` to `high`, which `expected` says in words."""
     if type(value) is float and low <= value <= high:
         return value
     if isinstance(value, _NUMBERS) and not isinstance(value, bool):
@@ -70,13 +70,13 @@ def is_whole(value: Any) -> bool:
 
 
 def check_count(function: str, option: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number of at least `least`."""
+    """Raise `OptionError` unless the value is a whole number of at least `least`."""
     if not is_whole(value) or value < least:
         raise OptionError(function, option, cast("object", value), f"a whole number of at least {least}")
 
 
 def check_same_shape(function: str, **arrays: Any) -> None:
-    """Refuse two named arrays whose shapes differ."""
+    """Raise `ShapeError` unless two named arrays have one shape."""
     (first, a), (second, b) = arrays.items()
     if a.shape != b.shape:
         raise ShapeError(

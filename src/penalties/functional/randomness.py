@@ -12,14 +12,14 @@ __all__ = ["check_seed", "draw_rows", "draw_uniform"]
 
 
 def check_seed(function: str, ops: Backend, seed: Any) -> None:
-    """Refuse what nothing can be drawn from."""
+    """Raise `OptionError` unless the seed is something to draw from."""
     if not ((is_whole(seed) and seed >= 0) or owner(seed) is ops or ops.draws(seed)):
         expected = f"a whole number of at least 0, {ops.GENERATOR}, or the drawn {ops.LIBRARY} array"
         raise OptionError(function, "seed", seed, expected)
 
 
 def draw_uniform(function: str, ops: Backend, seed: Any, count: int, like: Any) -> Any:
-    """`count` numbers from [0, 1); a whole number as seed gives the same ones in every backend."""
+    """`count` numbers from [0, 1); a whole number as seed draws the same ones in every backend."""
     if is_whole(seed):
         return ops.constant(np.random.default_rng(int(seed)).random(count), like)
     if ops.draws(seed):
@@ -28,7 +28,7 @@ def draw_uniform(function: str, ops: Backend, seed: Any, count: int, like: Any) 
 
 
 def draw_rows(function: str, ops: Backend, seed: Any, total: int, count: int, like: Any) -> Any:
-    """`count` different row numbers below `total`; a whole number as seed gives the same ones in every backend."""
+    """`count` different row numbers below `total`; a whole number as seed draws the same ones in every backend."""
     if is_whole(seed):
         return ops.constant(np.random.default_rng(int(seed)).choice(total, count, replace=False), like)
     if ops.draws(seed):

@@ -31,7 +31,7 @@ def weighted_mean(ops: Backend, weighted: Any, weights: Any) -> Any:
 
 
 def check_mask(function: str, ops: Backend, mask: Any, shape: tuple[int, ...], reason: str) -> Any:
-    """The mask as real numbers; refuses one of another shape or of no numbers."""
+    """The mask as floats; raises unless it has the shape and holds real numbers."""
     if mask is None:
         return None
     if tuple(mask.shape) != tuple(shape):

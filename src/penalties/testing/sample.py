@@ -1,7 +1,6 @@
 """A term with the inputs to try it on, and ways to change them."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -9,13 +8,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import trees
 from ..backends import Backend, double_precision, owner
 from ..errors import BackendError, InputError, OptionError
 from ..functional.nests import Nest, flatten
 from ..pipeline import Evaluation
 from ..pipeline.evaluate import evaluate_term
 from ..pipeline.inputs import lookup, prepared, reads
-from ..pipeline.kinds import is_mapping, is_row
+from ..pipeline.kinds import is_mapping
 from ..pipeline.term import Term
 
 __all__ = ["Numbers", "Sample", "Target", "number", "numbers"]
@@ -147,8 +147,7 @@ class Sample:
         found: dict[Target, Any] = {}
         for name in self.wrt:
             flat = self.nests[name]
-            parts = zip(_leaves(flat.rebuild(iter(flat.leaves))), _leaves(evaluation.gradient[name]), strict=True)
-            inside = [gradient for leaf, gradient in parts if leaf is not None]
+            inside = trees.pair(flat.rebuild(flat.leaves), evaluation.gradient[name])
             found |= {(name, index): gradient for index, gradient in enumerate(inside)}
         return {target: found[target] for target in self.targets}
 
@@ -226,19 +225,3 @@ def _cast(ops: Backend, leaf: Any, dtype: str) -> Any:
 
         return leaf.to(getattr(torch, dtype))
     return leaf.astype(dtype)
-
-
-def _leaves(nest: Any) -> list[Any]:
-    """The leaves of a nest, None included, in the order of `flatten`."""
-    if is_mapping(nest):
-        return [leaf for part in nest.values() for leaf in _leaves(part)]
-    if is_row(nest):
-        return [leaf for part in nest for leaf in _leaves(part)]
-    jax: Any = sys.modules.get("jax")
-    if nest is None or owner(nest) is not None or jax is None:
-        return [nest]
-    return jax.tree_util.tree_leaves(nest, is_leaf=_is_none)
-
-
-def _is_none(part: object) -> bool:
-    return part is None
