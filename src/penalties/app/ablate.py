@@ -85,8 +85,8 @@ def variants(
     # A sweep often has the config's own value among its own, or one in two spellings.
     return [
         variant
-        for place, variant in enumerate(made)
-        if not any((variant.seed, variant.config) == (other.seed, other.config) for other in made[:place])
+        for index, variant in enumerate(made)
+        if not any((variant.seed, variant.config) == (other.seed, other.config) for other in made[:index])
     ]
 
 
@@ -150,16 +150,16 @@ def ablate(
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as ending:
         ending.callback(Lock(folder / "lock").release)
-        places = [folder / name for name in _folders(chosen)]
-        for variant, place in zip(chosen, places, strict=True):
-            if Run(place).begun():
-                # Before the first is trained: results that are there are not to be lost to a slip.
-                check_config(Run(place), variant.config)
+        folders = [folder / name for name in _folders(chosen)]
+        for variant, one in zip(chosen, folders, strict=True):
+            if Run(one).begun():
+                # Before the first is trained: no results are lost to a slip.
+                check_config(Run(one), variant.config)
         if not resume:
             _write(folder, [])
         outcomes: list[Outcome] = []
-        for number, (variant, place) in enumerate(zip(chosen, places, strict=True)):
-            outcomes.append(_trained(variant, place, progress(variant, number), first=number == 0))
+        for number, (variant, one) in enumerate(zip(chosen, folders, strict=True)):
+            outcomes.append(_trained(variant, one, progress(variant, number), first=number == 0))
             if not resume:
                 # Whoever looks meanwhile sees what there is.
                 _write(folder, outcomes)
@@ -167,17 +167,17 @@ def ablate(
     return outcomes
 
 
-def _trained(variant: Variant, place: Path, progress: Progress, *, first: bool) -> Outcome:
+def _trained(variant: Variant, folder: Path, progress: Progress, *, first: bool) -> Outcome:
     try:
-        return _outcome(variant, train(variant.config, place, resume=True, progress=progress))
+        return _outcome(variant, train(variant.config, folder, resume=True, progress=progress))
     except RunError:
         # Stopped, or a disk, or a key: the others would fail for the same reason.
         raise
     except Exception as error:
-        if first and not Run(place).begun():
+        if first and not Run(folder).begun():
             # With every term, as the config has it, it cannot be trained.
             raise
-        return Outcome(variant.name, variant.seed, place, None, {}, hide(said(error)))
+        return Outcome(variant.name, variant.seed, folder, None, {}, hide(said(error)))
 
 
 def _folders(chosen: Sequence[Variant]) -> list[str]:

@@ -72,8 +72,8 @@ class Stream:
     def batch(self, step: int) -> list[Datum]:
         """The data of a step, counted from 0: `batch_size` lines, in the order of their pass through the file."""
         size = self._config.train.batch_size
-        places = [self._place(number) for number in range(step * size, (step + 1) * size)]
-        return self._encoder.batch(self._lines.read(places))
+        indices = [self._index(number) for number in range(step * size, (step + 1) * size)]
+        return self._encoder.batch(self._lines.read(indices))
 
     def eval_batches(self) -> Iterator[list[Datum]]:
         """The held-out data, in the order of their file; the last batch may be smaller."""
@@ -82,15 +82,15 @@ class Stream:
             assert lines is not None, "there are some"
             yield self._encoder.batch(lines.read(range(start, min(start + size, len(lines)))))
 
-    def _place(self, number: int) -> int:
+    def _index(self, number: int) -> int:
         """The line that is the n-th to be trained on."""
-        turn, place = divmod(number, len(self._lines))
+        turn, index = divmod(number, len(self._lines))
         if not self._config.data.shuffle:
-            return place
+            return index
         if self._order is None or self._order[0] != turn:
             random = np.random.default_rng([self._config.train.seed, turn])
             self._order = turn, random.permutation(len(self._lines))
-        return int(self._order[1][place])
+        return int(self._order[1][index])
 
 
 class _Example(NamedTuple):
@@ -147,17 +147,17 @@ class _Lines:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def read(self, places: Sequence[int]) -> list[_Example]:
-        """What the lines at these places say."""
+    def read(self, indices: Sequence[int]) -> list[_Example]:
+        """What the lines at these indices say."""
         examples: list[_Example] = []
         with self.path.open("rb") as file:
             self._check_same(file)
-            for place in places:
-                file.seek(self._starts[place])
+            for index in indices:
+                file.seek(self._starts[index])
                 try:
                     examples.append(_parsed(file.readline(), self._encoder.pairs))
                 except _Bad as bad:
-                    problem = Problem(f"line {self._numbers[place]}", f"was changed during the run: {bad}")
+                    problem = Problem(f"line {self._numbers[index]}", f"was changed during the run: {bad}")
                     raise DataError(self.path.name, [problem]) from bad
         return examples
 

@@ -1,4 +1,4 @@
-"""What is wrong with a config or with data: all of it at once, each with its place and what to do."""
+"""What is wrong with a config or with data: all of it at once, each with its config path and what to do."""
 
 import difflib
 import json

@@ -41,8 +41,8 @@ _TERMS: Final[dict[str, tuple[str, ...]]] = {
 """Terms, without their first lines."""
 
 _INSTEAD: Final = {
-    "kl_divergence": "# For distributions; of lines of text, one token at each place is known: see kl_estimate.",
-    "js_divergence": "# For distributions; of lines of text, one token at each place is known: see kl_estimate.",
+    "kl_divergence": "# For distributions; lines of text have one token per position: see kl_estimate.",
+    "js_divergence": "# For distributions; lines of text have one token per position: see kl_estimate.",
     "gradient_penalty": f"# For functions of one's own; of log-probabilities: see {_BATCH}gradient_penalty.",
     "interpolated_gradient_penalty": f"# For functions of one's own: see {_BATCH}gradient_penalty.",
 }

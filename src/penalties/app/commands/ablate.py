@@ -64,9 +64,9 @@ def command(
 
     with telling_what_checks(config_path, overrides):
         trials = variants(loaded, sweeps=sweeps, seeds=seeds, keep=not remove)
-    place = folder_for(config_path, resume=resume, suffix="-ablation") if folder is None else folder
-    if resume and not holds_ablation(place):
-        raise nothing_in(place, "ablation", holds_ablation)
+    folder = folder_for(config_path, resume=resume, suffix="-ablation") if folder is None else folder
+    if resume and not holds_ablation(folder):
+        raise nothing_in(folder, "ablation", holds_ablation)
 
     def progress(variant: Variant, number: int) -> Progress:
         if not (quiet or as_json):
@@ -75,19 +75,19 @@ def command(
 
     try:
         with telling_what_checks(config_path, overrides):
-            outcomes = ablate(trials, place, resume=resume, progress=progress)
+            outcomes = ablate(trials, folder, resume=resume, progress=progress)
     except Interrupted as error:
         more = [part for sweep in sweeps for part in ("--sweep", sweep)]
         more += ["--seeds", str(seeds)] if seeds > 1 else []
         more += [] if remove else ["--keep"]
-        again = command_line("ablate", config_path, overrides, *more, "--run", str(place), "--resume")
-        raise Interrupted(error.folder, error.step, f"{error}; go on with:\n{again}") from None
-    report = place / "report.html"
+        again = command_line("ablate", config_path, overrides, *more, "--run", str(folder), "--resume")
+        raise Interrupted(error.folder, error.step, f"{error}; resume with:\n{again}") from None
+    report = folder / "report.html"
     write([outcome.folder for outcome in outcomes], report)
     comparisons = compared(outcomes)
     if as_json:
         told: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
-        click.echo(dumps({"kind": "ablation", "folder": str(place), "report": str(report), "variants": told}))
+        click.echo(dumps({"kind": "ablation", "folder": str(folder), "report": str(report), "variants": told}))
     elif not quiet:
         click.echo(f"\n{shown(comparisons)}")
         click.echo(f"report: {report}")

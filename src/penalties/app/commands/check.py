@@ -74,7 +74,7 @@ def _summary(source: str, problems: list[Problem], config: "Config | None", line
 
 
 class _Unknown:
-    """In the place of a tokenizer that is not looked at: one that begins every text, and finds nothing too short."""
+    """Stands in for a tokenizer that is not loaded: it starts every text, and finds nothing too short."""
 
     bos_token_id = 0
 

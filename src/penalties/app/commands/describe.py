@@ -36,8 +36,8 @@ def command(name: str, as_json: bool) -> None:
         return
     if group:
         show(group)
-    for place, entry in enumerate(found):
-        if place:
+    for index, entry in enumerate(found):
+        if index:
             click.echo()
         _show(entry)
 
@@ -83,9 +83,9 @@ def _show(entry: Entry) -> None:
         click.echo()
         rows = [_row(value) for value in entry.values]
         header = ("name", "default", "allowed", "what it is")
-        shown = [place for place in range(4) if any(row[place] for row in rows)]
+        shown = [index for index in range(4) if any(row[index] for row in rows)]
         title = "options" if entry.reads or entry.kind == "function" else "keys"
-        table(title, [header[place] for place in shown], [[row[place] for place in shown] for row in rows])
+        table(title, [header[index] for index in shown], [[row[index] for index in shown] for row in rows])
     if entry.example:
         click.echo(f"\nin a config:\n\n{_indented(entry.example)}")
 

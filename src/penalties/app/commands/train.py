@@ -31,49 +31,52 @@ _NAMED: Final = 5
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @values
 @folder_of("run")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint of the run, by default with its config.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume from the last checkpoint of the run; without CONFIG, with the run's own config.",
+)
 @quiet
 @as_json
 @debug
 def command(
     config_path: str | None, overrides: Sequence[str], folder: Path | None, resume: bool, quiet: bool, as_json: bool
 ) -> None:
-    """Train as CONFIG says, a TOML file; without one, train the demo.
+    """Train the run that CONFIG, a TOML file, describes; without one, train the demo.
 
-    Ctrl-C finishes the step and saves a checkpoint, from which --resume goes on.
+    Ctrl-C finishes the step and saves a checkpoint; --resume continues from it.
     """
     from ..config import load, load_again
     from ..runs.run import Run
     from ..train import Interrupted, TermFailed, train
     from ..train.progress import chosen
 
-    place = folder
-    if resume:
-        place = folder_for(config_path, resume=True) if folder is None else folder
-        if not Run(place).exists():
-            raise nothing_in(place, "run", lambda one: Run(one).exists())
+    given = folder
+    if folder is None and resume:
+        folder = folder_for(config_path, resume=True)
+    if resume and folder is not None and not Run(folder).exists():
+        raise nothing_in(folder, "run", lambda one: Run(one).exists())
     with contextlib.ExitStack() as checking:
-        if resume and place is not None and config_path is None:
-            config = load_again(Run(place).config(), str(place), overrides)
+        if resume and folder is not None and config_path is None:
+            config = load_again(Run(folder).config(), str(folder), overrides)
         else:
             checking.enter_context(telling_what_checks(config_path, overrides))
             config = load(config_path, overrides)
-        place = folder_for(config_path, resume=False) if place is None else place
-        progress = chosen(quiet=quiet, json=as_json)
+        folder = folder_for(config_path, resume=False) if folder is None else folder
         try:
-            run = train(config, place, resume=resume, progress=progress)
+            run = train(config, folder, resume=resume, progress=chosen(quiet=quiet, json=as_json))
         except BaseException as error:
-            begun = Run(place).begun()
-            if folder is None and not resume and not begun:
-                # Nobody asked for this folder, and there is nothing in it.
-                Run(place).discard()
+            begun = Run(folder).begun()
+            if given is None and not resume and not begun:
+                # The user did not ask for this folder, and there is nothing in it.
+                Run(folder).discard()
             elif isinstance(error, Interrupted):
                 if begun:
-                    # How to go on is said in any case, on a full disk above all.
+                    # The command that resumes is shown in any case, above all when the disk is full.
                     with contextlib.suppress(RunError, OSError):
-                        _report(place)
-                again = command_line("train", None, (), "--run", str(place), "--resume")
-                raise Interrupted(place, error.step, f"{error}; go on with:\n{again}") from None
+                        _report(folder)
+                again = command_line("train", None, (), "--run", str(folder), "--resume")
+                raise Interrupted(folder, error.step, f"{error}; resume with:\n{again}") from None
             if isinstance(error, TermFailed):
                 raise _with_hint(error, config) from error
             raise
@@ -95,7 +98,7 @@ def _with_hint(error: "TermFailed", config: "Config") -> RunError:
 
 
 def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Path:
-    """A folder in runs/ by the name of the config: a new one, or with `resume` the last that there is, if any is."""
+    """A folder in runs/ named after the config: a new one, or with `resume` the latest that exists."""
     from ..config import find
 
     stem = f"{find(config_path).stem}{suffix}"
@@ -109,40 +112,40 @@ def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Pa
         return there[last] if last else _RUNS / stem
     while True:
         last += 1
-        place = _RUNS / (stem if last == 1 else f"{stem}-{last}")
-        # Made at once, so that two that start together do not meet in it.
-        if _made(place):
-            return place
+        folder = _RUNS / (stem if last == 1 else f"{stem}-{last}")
+        # Created at once, so that two runs that start together do not share it.
+        if _made(folder):
+            return folder
 
 
-def _made(place: Path) -> bool:
+def _made(folder: Path) -> bool:
     from ..runs.disk import writing
 
-    with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            place.mkdir()
+            folder.mkdir()
         except FileExistsError:
             return False
     return True
 
 
-def nothing_in(place: Path, what: str, holds: Callable[[Path], bool]) -> RunError:
-    """There is nothing to go on with in a folder; names the folders in runs/ where there is."""
+def nothing_in(folder: Path, what: str, holds: Callable[[Path], bool]) -> RunError:
+    """The error for a folder without anything to resume; it names the folders in runs/ that have something."""
     there = {one.name: str(one) for one in sorted(_RUNS.glob("*")) if holds(one)}
-    near = difflib.get_close_matches(place.name, there, n=1)
+    near = difflib.get_close_matches(folder.name, there, n=1)
     if near:
         hint = f"; did you mean {there[near[0]]}?"
     elif there:
         some = joined([*list(there.values())[:_NAMED], *(["others"] if len(there) > _NAMED else [])], "and")
-        hint = f"; there is one in {some}: choose by --run"
+        hint = f"; there is one in {some}: choose it with --run"
     else:
-        hint = "; begin one without --resume"
-    return RunError(f"{place} holds no {what}{hint}", 2)
+        hint = "; start one without --resume"
+    return RunError(f"{folder} holds no {what}{hint}", 2)
 
 
 def _report(folder: Path) -> tuple[str, Any]:
-    """Write the report of a run; gives the name that the run has in it, and the verdict."""
+    """Write the report of a run; returns the name that the run has in it, and the verdict."""
     from ..report import make
 
     report = make([folder])

@@ -49,22 +49,22 @@ _PASSWORDS: Final = ("password", "passwd", "pwd", "token", "secret")
 
 
 def without_secrets(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """What was read with names in the place of secrets, so that no message repeats one; and where they are.
+    """What was read with names in the path of secrets, so that no message repeats one; and where they are.
 
     >>> without_secrets({"model": {"name": "https://me:pass@host/model"}})[0]
     {'model': {'name': 'https://<user>@host/model'}}
     """
     problems: list[Problem] = []
 
-    def walk(value: Any, place: tuple[str, ...]) -> Any:
+    def walk(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, dict):
             table = cast("dict[str, Any]", value)
-            return {hidden(key): walk(one, (*place, hidden(key))) for key, one in table.items()}
+            return {hidden(key): walk(one, (*path, hidden(key))) for key, one in table.items()}
         if isinstance(value, list):
             entries = cast("list[Any]", value)
-            return [walk(one, (*place, hidden(_numbered(place, entries, at)))) for at, one in enumerate(entries)]
+            return [walk(one, (*path, hidden(_numbered(path, entries, at)))) for at, one in enumerate(entries)]
         if isinstance(value, str) and hidden(value) != value:
-            where = ".".join(place)
+            where = ".".join(path)
             problems.append(Problem(where, _about_secret(where, secret_in(value))))
             return hidden(value)
         return value
@@ -77,8 +77,8 @@ def hidden(text: str) -> str:
     return _USER.sub(r"\1<user>@", hide(text))
 
 
-def _numbered(place: tuple[str, ...], entries: Sequence[Any], index: int) -> str:
-    return label_of(entries, index) if place == ("term",) else str(index + 1)
+def _numbered(path: tuple[str, ...], entries: Sequence[Any], index: int) -> str:
+    return label_of(entries, index) if path == ("term",) else str(index + 1)
 
 
 def _about_secret(where: str, variable: str | None) -> str:
@@ -191,8 +191,8 @@ def _address(where: str, given: str) -> Iterator[Problem]:
 
 def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
     wanted = {"backend.kind": config.backend.kind}
-    places = {f"term.{label_of(terms, index)}.runs": one.runs for index, one in enumerate(config.term)}
-    wanted |= {where: runs for where, runs in places.items() if runs in _NEEDS}
+    runners = {f"term.{label_of(terms, index)}.runs": one.runs for index, one in enumerate(config.term)}
+    wanted |= {where: runs for where, runs in runners.items() if runs in _NEEDS}
     sinks = {name: getattr(config.sinks, name) for name in type(config.sinks).model_fields}
     wanted |= {f"sinks.{name}": name for name, table in sinks.items() if table is not None}
     for where, choice in wanted.items():

@@ -28,8 +28,8 @@ DEMO: Final = "demo"
 def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:
     """The config in a file, or the one that ships with the program (None or "demo").
 
-    Paths in it are relative to its folder, those in overrides to the working directory. Functions of one's own are
-    looked for beside the config and in the working directory too. Everything that is wrong is in one `ConfigError`.
+    Paths in it are relative to its folder, those in overrides to the working directory. Your own functions are
+    looked up beside the config and in the working directory too. One `ConfigError` has every problem.
     """
     config, problems = examine(path, overrides)
     if problems:
@@ -38,17 +38,17 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
 
 
 def examine(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> tuple[Config, list[Problem]]:
-    """The config in a file without what is wrong in it, and all of that; a file that cannot be read is an error."""
+    """The config in a file without its problems, and the problems; a file that cannot be read is an error."""
     source = find(path)
     raw = _parsed(source)
     _absolute(raw, source.parent)
-    places = (str(source.parent.absolute()), str(Path.cwd()))
-    config, problems = _examined(raw, places, overrides)
-    return config.found_in(_holding(config, places)), problems
+    folders = (str(source.parent.absolute()), str(Path.cwd()))
+    config, problems = _examined(raw, folders, overrides)
+    return config.found_in(_holding(config, folders)), problems
 
 
 def load_again(given: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> Config:
-    """The config that `to_dict` gave, with some values set, checked as that of a file; `source` is for messages."""
+    """The config that `to_dict` returned, with some values set, checked like a file; `source` is for messages."""
     raw = copy.deepcopy(dict(given))
     folders = raw.pop(FOLDERS, ())
     config, problems = _examined(raw, (*folders, str(Path.cwd())), overrides)
@@ -57,18 +57,18 @@ def load_again(given: Mapping[str, Any], source: str, overrides: Sequence[str] =
     return config.found_in(folders)
 
 
-def _examined(raw: dict[str, Any], places: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
-    """The config of what was read, whose modules are in some places too, and what is wrong with it."""
+def _examined(raw: dict[str, Any], folders: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
+    """The config that was read, and its problems; its modules may be in these folders."""
     problems = [
         Problem(hidden(one.where), hidden(one.message)) for one in override(raw, overrides, list(Config.model_fields))
     ]
     _absolute(raw, Path.cwd())
     raw, secrets = without_secrets(raw)
     problems += secrets
-    for place in places:
-        if place not in sys.path:
+    for folder in folders:
+        if folder not in sys.path:
             # At the end, where it hides nothing that is installed.
-            sys.path.append(place)
+            sys.path.append(folder)
     config, wrong = read(Config, {"data": {}, **raw})
     problems += [one for one in wrong if not _reported(one, problems)]
     problems += [one for one in checked(config, raw) if not _reported(one, problems)]
@@ -79,12 +79,12 @@ def _examined(raw: dict[str, Any], places: Sequence[str], overrides: Sequence[st
     return config.model_copy(update={"term": terms}), []
 
 
-def _holding(config: Config, places: Sequence[str]) -> dict[str, None]:
-    """Those of the places that hold a module which the config names, each module in the first that does."""
+def _holding(config: Config, folders: Sequence[str]) -> dict[str, None]:
+    """The folders that hold the modules that the config names; the first one counts."""
     named = [path.partition(":") for path in (config.train.loss, *(table.fn for table in config.term))]
     found: dict[str, None] = {}
     for root in [module.partition(".")[0] for module, colon, _ in named if colon]:
-        there = [one for one in places if Path(one, f"{root}.py").is_file() or Path(one, root).is_dir()]
+        there = [one for one in folders if Path(one, f"{root}.py").is_file() or Path(one, root).is_dir()]
         found |= dict.fromkeys(there[:1])
     return found
 
@@ -110,18 +110,18 @@ def _parsed(source: Path) -> dict[str, Any]:
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> None:
-    """Make paths in what was read absolute: those of data, of models that are folders, and of what sinks write."""
+    """Make the paths that were read absolute: of data, of models that are folders, and of what sinks write."""
     tables = {name: cast("Any", table) for name, table in raw.items() if isinstance(table, dict)}
     sinks = tables.get("sinks", {})
-    places: list[tuple[Any, str]] = [
+    paths: list[tuple[Any, str]] = [
         (tables.get("data", {}), "path"),
         (tables.get("data", {}), "eval_path"),
         (tables.get("model", {}), "name"),
         (sinks.get("tensorboard"), "folder"),
         (sinks.get("mlflow"), "tracking_uri"),
     ]
-    places += [(one, "model") for one in tables.get("references", {}).values()]
-    for table, key in places:
+    paths += [(one, "model") for one in tables.get("references", {}).values()]
+    for table, key in paths:
         # A sink may be `true`, and anything may be wrong.
         value = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
         if isinstance(value, str) and value and (before := _before_path(key, value)) is not None:
@@ -143,5 +143,5 @@ def _before_path(key: str, value: str) -> str | None:
 
 
 def _reported(problem: Problem, before: Sequence[Problem]) -> bool:
-    """Whether something at this place, or around it, is wrong already."""
+    """Whether a problem with this key, or with its table, is known already."""
     return any(problem.where == one.where or problem.where.startswith(f"{one.where}.") for one in before)

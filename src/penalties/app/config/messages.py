@@ -9,16 +9,16 @@ from ..problems import Problem, joined, nearest, shown
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["Place", "Schema", "allowed", "child_of", "found_wrong", "label_of", "resolved", "schema_of"]
+__all__ = ["KeyPath", "Schema", "allowed", "child_of", "found_wrong", "label_of", "resolved", "schema_of"]
 
 Schema: TypeAlias = Mapping[str, Any]
 """A node of a JSON Schema."""
 
-Place: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a value through tables and lists."""
 
 _SWITCH: Final = "switch"
-"""A key of a node that takes true and false in the place of a table."""
+"""A key of a node that takes true and false in the path of a table."""
 
 _KEY: Final = ("[key]",)
 """The end of a location where a key is wrong, and not its value."""
@@ -28,10 +28,10 @@ _SECRETS: Final = ("key", "token", "secret", "password", "credential")
 
 
 class Wrong(NamedTuple):
-    """A problem, and the place of what it is about in what was read."""
+    """A problem, and the path of what it is about in what was read."""
 
     problem: Problem
-    place: Place
+    path: KeyPath
 
 
 @cache
@@ -41,47 +41,47 @@ def schema_of(table: Any) -> Schema:
 
 
 def found_wrong(error: "ValidationError", table: Any, raw: Mapping[str, Any]) -> list[Wrong]:
-    """Everything that pydantic found, each place once."""
+    """Everything that pydantic found, each path once."""
     schema = schema_of(table)
     found: dict[str, Wrong] = {}
     for entry in error.errors(include_url=False):
         loc = entry["loc"]
         # What is wrong with a key is told of the table that it is in.
-        place, node, rest = _walk(schema, loc[:-2] if loc[-1:] == _KEY else loc)
-        message, place = _message(entry, schema, node, place, rest)
-        where = _where(place, raw)
-        found.setdefault(where, Wrong(Problem(where, message), place))
+        path, node, rest = _walk(schema, loc[:-2] if loc[-1:] == _KEY else loc)
+        message, path = _message(entry, schema, node, path, rest)
+        where = _where(path, raw)
+        found.setdefault(where, Wrong(Problem(where, message), path))
     return list(found.values())
 
 
-def _message(entry: Any, schema: Schema, node: Schema, place: Place, rest: Sequence[Any]) -> tuple[str, Place]:
+def _message(entry: Any, schema: Schema, node: Schema, path: KeyPath, rest: Sequence[Any]) -> tuple[str, KeyPath]:
     kind, given = entry["type"], entry["input"]
     if kind == "extra_forbidden":
         key = str(rest[0])
-        return _unknown(schema, node, place, key, given), (*place, key)
+        return _unknown(schema, node, path, key, given), (*path, key)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         kinds = list(node["discriminator"]["mapping"])
         expected = joined(f'"{one}"' for one in kinds)
         if kind == "union_tag_not_found":
-            return f"missing; expected {expected}", (*place, "kind")
+            return f"missing; expected {expected}", (*path, "kind")
         tag = entry["ctx"]["tag"]
-        return f"found {shown(given['kind'])}; expected {expected}{nearest(tag, kinds, quoted=True)}", (*place, "kind")
+        return f"found {shown(given['kind'])}; expected {expected}{nearest(tag, kinds, quoted=True)}", (*path, "kind")
     if kind == "missing":
-        return f"missing; expected {allowed(schema, node)}: {node['description']}", place
+        return f"missing; expected {allowed(schema, node)}: {node['description']}", path
     if entry["loc"][-1:] == _KEY:
-        return f"found the key {shown(given)}; expected others: {node['description']}", place
+        return f"found the key {shown(given)}; expected others: {node['description']}", path
     message = f"found {shown(given)}; expected {allowed(schema, node)}"
     if kind in ("too_short", "string_too_short"):
-        return f"{message} that is not empty", place
-    if place == ("term",):
-        return f"{message}: write [[term]] above each, with two brackets", place
-    return f"{message}{nearest(given, _choices(node), quoted=True) if isinstance(given, str) else ''}", place
+        return f"{message} that is not empty", path
+    if path == ("term",):
+        return f"{message}: write [[term]] above each, with two brackets", path
+    return f"{message}{nearest(given, _choices(node), quoted=True) if isinstance(given, str) else ''}", path
 
 
-def _unknown(schema: Schema, node: Schema, place: Place, key: str, given: Any) -> str:
+def _unknown(schema: Schema, node: Schema, path: KeyPath, key: str, given: Any) -> str:
     """An unknown key: the nearest known one, or the table that it is a key of."""
     known = list(node.get("properties", {}))
-    if not place:
+    if not path:
         return f"no such table{nearest(key, known)} (there are {joined(known, 'and')})"
     if any(word in key.lower() for word in _SECRETS):
         # Whatever stands there is repeated nowhere.
@@ -99,12 +99,12 @@ def _properties(schema: Schema, node: Schema) -> Mapping[str, Any]:
     return resolved(schema, node.get("items", node)).get("properties", {})
 
 
-# The way to a place: through the schema, so that what pydantic puts into it for unions is left out.
+# The way to a path: through the schema, so that what pydantic puts into it for unions is left out.
 
 
-def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[Place, Schema, Sequence[str | int]]:
-    """As far as a location is one of the schema: the place, its node, and what is left of the location."""
-    place: Place = ()
+def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[KeyPath, Schema, Sequence[str | int]]:
+    """As far as a location is one of the schema: the path, its node, and what is left of the location."""
+    path: KeyPath = ()
     node = schema
     for index, part in enumerate(loc):
         branch = _tagged(schema, node, part)
@@ -113,9 +113,9 @@ def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[Place, Schema, Sequ
             continue
         child = child_of(schema, node, part)
         if child is None:
-            return place, node, loc[index:]
-        place, node = (*place, part), child
-    return place, node, ()
+            return path, node, loc[index:]
+        path, node = (*path, part), child
+    return path, node, ()
 
 
 def resolved(schema: Schema, node: Schema) -> Schema:
@@ -148,11 +148,11 @@ def child_of(schema: Schema, node: Schema, part: str | int) -> Schema | None:
     return resolved(schema, cast("Schema", child)) if isinstance(child, Mapping) else None
 
 
-def _where(place: Place, raw: Mapping[str, Any]) -> str:
-    """A place as one writes it, with terms by their names."""
-    parts = [str(part + 1) if isinstance(part, int) else part for part in place]
-    if len(place) > 1 and place[0] == "term" and isinstance(place[1], int):
-        parts[1] = label_of(raw["term"], place[1])
+def _where(path: KeyPath, raw: Mapping[str, Any]) -> str:
+    """A path as one writes it, with terms by their names."""
+    parts = [str(part + 1) if isinstance(part, int) else part for part in path]
+    if len(path) > 1 and path[0] == "term" and isinstance(path[1], int):
+        parts[1] = label_of(raw["term"], path[1])
     return ".".join(parts)
 
 
@@ -176,7 +176,7 @@ def _label(term: Any) -> str | None:
     return found or None
 
 
-# What is allowed at a place, in words.
+# What is allowed at a path, in words.
 
 
 def allowed(schema: Schema, node: Schema) -> str:

@@ -25,8 +25,8 @@ __all__ = ["INPUTS", "LOCAL_INPUTS", "LOSSES", "arguments", "base_term", "loss_p
 INPUTS: Final[Mapping[str, str]] = {
     "logprobs": "log-probabilities of the targets, one tensor per datum",
     "data": "the data of the step",
-    "mask": "which places count, one tensor per datum: prompts do not",
-    "lengths": "how many places each datum has",
+    "mask": "which positions count, one tensor per datum: those of prompts do not",
+    "lengths": "how many positions each datum has",
     "flat_logprobs": "logprobs, one sequence after the other",
     "flat_mask": "mask, in the same way",
 }
@@ -157,8 +157,8 @@ def _built(where: str, table: "TermTable", steps: int) -> tuple[Term | None, lis
     try:
         return pipeline_of([arguments(table.model_copy(update={"options": right}), steps)])[0][0], problems
     except OptionError as error:
-        place = f"{where}.options.{error.option}" if error.option in right else f"{where}.{error.option}"
-        return None, [*problems, Problem(place, _of_option(error))]
+        path = f"{where}.options.{error.option}" if error.option in right else f"{where}.{error.option}"
+        return None, [*problems, Problem(path, _of_option(error))]
 
 
 def _refused(function: Any, option: str, value: Any) -> str | None:

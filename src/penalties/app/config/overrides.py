@@ -41,7 +41,7 @@ def override(raw: dict[str, Any], given: Sequence[str], tables: Sequence[str]) -
 
 
 def _put(raw: dict[str, Any], path: list[str], text: str, tables: Sequence[str]) -> str | None:
-    """Put a value in its place; gives what is wrong where there is no such place."""
+    """Set the value of a key; returns the problem if there is no such key."""
     given = raw.get("term")
     terms = cast("list[Any]", given) if isinstance(given, list) else []
     labels = {label_of(terms, index): index for index in range(len(terms))}

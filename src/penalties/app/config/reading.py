@@ -7,13 +7,13 @@ from typing import Any, Final, TypeVar, cast
 from pydantic import ValidationError
 
 from ..problems import Problem
-from .messages import Place, found_wrong
+from .messages import KeyPath, found_wrong
 from .table import Table
 
 __all__ = ["UNKNOWN", "read"]
 
 UNKNOWN: Final = "?"
-"""What stands in the place of something that must be there and is not."""
+"""What stands in the path of something that must be there and is not."""
 
 TableT = TypeVar("TableT", bound=Table)
 
@@ -32,12 +32,12 @@ def read(table: type[TableT], raw: Mapping[str, Any]) -> tuple[TableT, list[Prob
         except ValidationError as error:
             for one in found_wrong(error, table, raw):
                 problems.setdefault(one.problem.where, one.problem)
-                _leave_out(left, one.place)
+                _leave_out(left, one.path)
 
 
-def _leave_out(raw: Any, place: Place) -> None:
-    """Take out the key that a place is in, so that the numbers of terms stay what they are."""
-    table, *rest = place
+def _leave_out(raw: Any, path: KeyPath) -> None:
+    """Take out the key that a path is in, so that the numbers of terms stay what they are."""
+    table, *rest = path
     if not rest:
         # Another mistake may have taken it out already.
         raw.pop(table, None)

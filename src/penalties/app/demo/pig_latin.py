@@ -34,7 +34,7 @@ def translated(word: str) -> str:
     >>> translated("string"), translated("apple"), translated("quick"), translated("young")
     ('ingstray', 'appleway', 'ickquay', 'oungyay')
     """
-    start = next(place for place, letter in enumerate(word) if letter in VOWELS or (letter == "y" and place))
+    start = next(index for index, letter in enumerate(word) if letter in VOWELS or (letter == "y" and index))
     if word[:start].endswith("q"):
         start += 1
     return f"{word}way" if start == 0 else f"{word[start:]}{word[:start]}ay"

@@ -89,8 +89,8 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, part in cast("dict[str, Any]", value).items():
             yield from _flat(part, f"{path}.{key}" if path else key)
     elif _tables(value):
-        for place, table in enumerate(cast("list[dict[str, Any]]", value)):
-            name = table.get("name") or table.get("fn") or place
+        for index, table in enumerate(cast("list[dict[str, Any]]", value)):
+            name = table.get("name") or table.get("fn") or index
             yield f"{path}.{name}", "yes"
             yield from _flat({key: part for key, part in table.items() if key != "name"}, f"{path}.{name}")
     elif value not in (None, [], {}):

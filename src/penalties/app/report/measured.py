@@ -1,4 +1,4 @@
-"""Where gradients are taken: their norms compare only at one place."""
+"""The inputs at which gradients are measured: norms compare only if they are measured at the same inputs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Final
 from ...pipeline.output import BASE
 from .runlog import RunLog
 
-__all__ = ["elsewhere", "place_words"]
+__all__ = ["inputs_in_words", "measured_elsewhere"]
 
 _WORDS: Final = {
     "flat_logprobs": "log-probabilities",
@@ -19,20 +19,23 @@ _WORDS: Final = {
 }
 
 
-def place_words(inputs: Sequence[str]) -> str:
+def inputs_in_words(inputs: Sequence[str]) -> str:
     """What gradients are taken with respect to, in words.
 
-    >>> place_words(("flat_logits", "params"))
+    >>> inputs_in_words(("flat_logits", "params"))
     'logits and parameters'
     """
     return " and ".join(dict.fromkeys(_WORDS.get(name, name) for name in inputs))
 
 
-def elsewhere(run: RunLog) -> dict[str, tuple[str, ...]]:
-    """The terms whose gradients are not taken where most are, with their places; at a tie, where the base loss's is."""
-    places = {name: term.inputs for name, term in run.terms.items() if len(term.pull) and term.inputs}
-    counts = Counter(places.values())
+def measured_elsewhere(run: RunLog) -> dict[str, tuple[str, ...]]:
+    """The terms whose gradients are measured at other inputs than most, with those inputs.
+
+    At a tie, the inputs of the base loss count as the usual ones.
+    """
+    inputs = {name: term.inputs for name, term in run.terms.items() if len(term.pull) and term.inputs}
+    counts = Counter(inputs.values())
     if len(counts) < 2:
         return {}
-    common = max(counts, key=lambda place: (counts[place], place == places.get(BASE)))
-    return {name: place for name, place in places.items() if place != common}
+    common = max(counts, key=lambda names: (counts[names], names == inputs.get(BASE)))
+    return {name: names for name, names in inputs.items() if names != common}

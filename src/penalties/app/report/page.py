@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...errors import MissingLibraryError
 from ...files import write_atomically
+from ...pipeline.explanation import CONFLICT
 from ..runs.disk import RunError, writing
 from .charts.palette import css
 from .charts.scales import seconds, steps_shown
@@ -25,7 +26,6 @@ from .summary import Summary, summarise
 from .verdict.findings import Verdict
 from .verdict.judge import judge
 from .verdict.sentences import short
-from .verdict.terms import CONFLICT
 
 __all__ = ["Report", "make", "write"]
 

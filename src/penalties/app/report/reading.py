@@ -149,9 +149,9 @@ class _Taken:
         self.counts[self.kept] = True
 
     def series(self, what: str, term: str = "") -> Series:
-        places, values = self.columns.numbers(what, term)
-        counts = self.counts[places]
-        return Series(self.steps[places[counts]], values[counts])
+        indices, values = self.columns.numbers(what, term)
+        counts = self.counts[indices]
+        return Series(self.steps[indices[counts]], values[counts])
 
     def term(self, name: str, reason: str | None, inputs: Mapping[str, None]) -> TermLog:
         value, grad_norm = self.series("value", name), self.series("grad_norm", name)
@@ -165,9 +165,9 @@ class _Taken:
             pull=_times(grad_norm, Series(weight.steps, np.abs(weight.values))),
             duration=self.series("duration", name),
             failures=[
-                Failure(int(self.steps[place]), message)
-                for place, message in sorted(self.columns.errors.get(name, ()))
-                if self.counts[place]
+                Failure(int(self.steps[index]), message)
+                for index, message in sorted(self.columns.errors.get(name, ()))
+                if self.counts[index]
             ],
             grad_error=reason,
             inputs=tuple(inputs),
@@ -176,7 +176,7 @@ class _Taken:
     def cosines(self, names: Sequence[str], inputs: Mapping[str, Mapping[str, None]]) -> dict[tuple[str, str], Series]:
         """By pair; those that have no input in common have no cosine, though the log says 0."""
         found: dict[tuple[str, str], list[tuple[Ints, Floats]]] = {}
-        rank = {name: place for place, name in enumerate(names)}
+        rank = {name: index for index, name in enumerate(names)}
         for present, (indices, found_matrices) in self.columns.cosines.items():
             matrices = _matrices(found_matrices, len(present))
             kept = self.counts[indices] & ~np.isnan(matrices).all(axis=(1, 2))
@@ -189,9 +189,9 @@ class _Taken:
         return {pair: self._joined(found[pair]) for pair in ordered}
 
     def _joined(self, blocks: Sequence[tuple[Ints, Floats]]) -> Series:
-        places = np.concatenate([places for places, _ in blocks])
-        order = np.argsort(places, kind="stable")
-        return Series(self.steps[places[order]], np.concatenate([values for _, values in blocks])[order]).finite
+        indices = np.concatenate([indices for indices, _ in blocks])
+        order = np.argsort(indices, kind="stable")
+        return Series(self.steps[indices[order]], np.concatenate([values for _, values in blocks])[order]).finite
 
 
 def _disjoint(inputs: Mapping[str, Mapping[str, None]], first: str, second: str) -> bool:
@@ -220,10 +220,10 @@ def _times(series: Series, weight: Series) -> Series:
 def _at(series: Series, steps: Ints) -> Floats:
     """The values at these steps, which are among its own; NaN at others."""
     values = np.full(len(steps), np.nan)
-    places = np.searchsorted(series.steps, steps)
-    inside = places < len(series)
-    inside[inside] = series.steps[places[inside]] == steps[inside]
-    values[inside] = series.values[places[inside]]
+    indices = np.searchsorted(series.steps, steps)
+    inside = indices < len(series)
+    inside[inside] = series.steps[indices[inside]] == steps[inside]
+    values[inside] = series.values[indices[inside]]
     return values
 
 

@@ -41,9 +41,9 @@ class Series:
 
     def at(self, step: int) -> float | None:
         """The number at a step; None where there is none."""
-        place = int(np.searchsorted(self.steps, step))
-        there = place < len(self.steps) and self.steps[place] == step
-        return float(self.values[place]) if there else None
+        index = int(np.searchsorted(self.steps, step))
+        there = index < len(self.steps) and self.steps[index] == step
+        return float(self.values[index]) if there else None
 
     def on(self, steps: Ints, missing: float = np.nan) -> Floats:
         """A value for each of these steps, which include all of its own."""

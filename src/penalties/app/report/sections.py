@@ -16,7 +16,7 @@ from .charts.palette import term_class
 from .charts.scales import percent, seconds, shown, steps_shown
 from .charts.sheet import Frame, Line
 from .charts.stacks import folded, stack
-from .measured import elsewhere, place_words
+from .measured import inputs_in_words, measured_elsewhere
 from .runlog import RunLog, Series, TermLog
 from .summary import Ends, Summary, shares
 
@@ -80,7 +80,7 @@ def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
 
 
 def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
-    apart = elsewhere(run)
+    apart = measured_elsewhere(run)
     pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     if not pulls and not len(run.grad_norm):
         return []
@@ -98,11 +98,11 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
         found.append(stack("Shares of the gradient", folded(drawn), shares=True, frame=frame, note=note))
     if apart:
         drawn = [
-            Line(f"{name} at the {place_words(place)}", css[name], run.terms[name].pull)
-            for name, place in apart.items()
+            Line(f"{name} at the {inputs_in_words(inputs)}", css[name], run.terms[name].pull)
+            for name, inputs in apart.items()
         ]
         note = "these do not compare with those of the other terms"
-        found.append(lines("Gradient norms at other places", drawn, log=True, frame=frame, note=note))
+        found.append(lines("Gradient norms at other inputs", drawn, log=True, frame=frame, note=note))
     return found
 
 
@@ -182,7 +182,7 @@ class Row:
 def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
     """What every term was: its shares, value and weight at both ends, and steps.
 
-    A gradient that is taken elsewhere than most has its norm instead of a share.
+    A gradient that is taken measured_elsewhere than most has its norm instead of a share.
     """
     rows: list[Row] = []
     for name, term in summary.terms.items():
@@ -190,8 +190,8 @@ def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
         weight = _NONE if term.weight is None or name == BASE else _arrow(term.weight)
         loss = _NONE if term.loss_share is None else Part.of(term.loss_share)
         gradient = _NONE if term.grad_share is None else Part.of(term.grad_share)
-        if term.place and term.pull is not None:
-            gradient = f"norm {shown(term.pull, 3)} at the {place_words(term.place)}"
+        if term.inputs and term.pull is not None:
+            gradient = f"norm {shown(term.pull, 3)} at the {inputs_in_words(term.inputs)}"
         ran = steps_shown(term.ran) + (f", {steps_shown(term.failed)} failed" if term.failed else "")
         rows.append(Row(name, css[name], [gradient, loss, value, weight, ran]))
     return rows
@@ -275,9 +275,9 @@ def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | N
     names = [name for name, term in run.terms.items() if name in measured or len(term.pull)]
     pairs = {(pair.first, pair.second): pair for pair in summary.pairs}
     rows: list[list[Cell | None]] = []
-    for place, second in enumerate(names[1:], 1):
+    for index, second in enumerate(names[1:], 1):
         row: list[Cell | None] = []
-        for first in names[:place]:
+        for first in names[:index]:
             pair = pairs.get((first, second))
             if pair is None:
                 row.append(None)

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from .measured import elsewhere
+from .measured import measured_elsewhere
 from .runlog import Floats, Ints, RunLog, Series, TermLog
 
 __all__ = ["Ends", "Pair", "Spike", "Summary", "TermSummary", "ends", "shares", "summarise"]
@@ -40,10 +40,11 @@ class TermSummary:
     loss_share: float | None
     grad_share: float | None
     """Among the gradients that are taken where most are; None where none was measured there."""
-    place: tuple[str, ...]
+    inputs: tuple[str, ...]
     """Where the gradient is taken, if not where most are."""
     share: float | None
-    """Of the gradient where gradients were measured, else of the loss: what the term did. None at another place."""
+    """Of the gradient where gradients were measured, else of the loss: what the term did. None if it was measured at
+    other inputs."""
     early: float | None
     """The same share in the first quarter of the steps."""
     late: float | None
@@ -154,7 +155,7 @@ def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
 def summarise(run: RunLog, conflict: float) -> Summary:
     """The numbers of a run; `conflict` is the cosine below which two terms fight."""
     loss = shares({name: term.contribution for name, term in run.terms.items()}, run.steps)
-    apart = elsewhere(run)
+    apart = measured_elsewhere(run)
     pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     gradient = shares(pulls, run.steps)
     tracked = bool(pulls)
@@ -191,20 +192,20 @@ def _lost_from(total: Series) -> int | None:
 
 def _spike(total: Series) -> Spike | None:
     """The highest step, where the loss was as usual before and after it."""
-    place = int(np.argmax(total.values)) if len(total) else 0
-    before, after = (total.values[part] for part in (slice(max(0, place - _AROUND), place), slice(place + 1, None)))
+    index = int(np.argmax(total.values)) if len(total) else 0
+    before, after = (total.values[part] for part in (slice(max(0, index - _AROUND), index), slice(index + 1, None)))
     after = after[:_AROUND]
     if not len(before) or not len(after):
         return None
     level = max(float(np.median(before)), float(np.median(after)))
     usual = max(abs(level), abs(float(np.median(before)) - float(np.median(after))))
-    value = float(total.values[place])
-    return Spike(int(total.steps[place]), value, level) if usual and value - level > _SPIKE * usual else None
+    value = float(total.values[index])
+    return Spike(int(total.steps[index]), value, level) if usual and value - level > _SPIKE * usual else None
 
 
-def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool, place: tuple[str, ...]) -> TermSummary:
+def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool, inputs: tuple[str, ...]) -> TermSummary:
     # Where others have gradients, one without pulls nothing.
-    leading = loss if not tracked else np.full(len(loss), np.nan if place else 0.0) if gradient is None else gradient
+    leading = loss if not tracked else np.full(len(loss), np.nan if inputs else 0.0) if gradient is None else gradient
     pulls, durations = term.pull.finite.values, term.duration.finite.values
     quarter = max(1, len(loss) // 4)
     return TermSummary(
@@ -213,7 +214,7 @@ def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool, p
         weight=_true_ends(term.weight),
         loss_share=_mean(loss),
         grad_share=None if gradient is None else _mean(gradient),
-        place=place,
+        inputs=inputs,
         share=_mean(leading),
         early=_mean(leading[:quarter]),
         late=_mean(leading[-quarter:]),

@@ -29,9 +29,9 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     # A schedule without steps of its own is over those of the run.
     free = [key for key in _FREE if key != "train.steps" or not _depends(after)]
     return [
-        f"{place} was {old} and is {new}"
-        for place, old, new in _changes("", before, after)
-        if not any(f"{place}.".startswith(f"{key}.") for key in free)
+        f"{path} was {old} and is {new}"
+        for path, old, new in _changes("", before, after)
+        if not any(f"{path}.".startswith(f"{key}.") for key in free)
     ]
 
 
@@ -45,7 +45,7 @@ def _depends(config: Any) -> bool:
     return isinstance(config, list) and any(_depends(part) for part in cast("list[Any]", config))
 
 
-def _changes(place: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+def _changes(path: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         old, new = cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", after)
     elif isinstance(before, list) and isinstance(after, list):
@@ -53,10 +53,10 @@ def _changes(place: str, before: Any, after: Any) -> Iterator[tuple[str, str, st
         new = {str(index): part for index, part in enumerate(cast("list[Any]", after))}
     else:
         if before != after:
-            yield place, _shown(before), _shown(after)
+            yield path, _shown(before), _shown(after)
         return
     for key in dict.fromkeys((*old, *new)):
-        yield from _changes(f"{place}.{key}" if place else key, old.get(key, _NOTHING), new.get(key, _NOTHING))
+        yield from _changes(f"{path}.{key}" if path else key, old.get(key, _NOTHING), new.get(key, _NOTHING))
 
 
 _NOTHING: Final = object()

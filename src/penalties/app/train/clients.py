@@ -30,7 +30,7 @@ _GOODBYE: Final = 10.0
 
 
 class Backend(Protocol):
-    """A client, and what differs between the places where its model may be."""
+    """A client, and what depends on where its model runs."""
 
     @property
     def client(self) -> Any:

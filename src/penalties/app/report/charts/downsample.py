@@ -9,7 +9,7 @@ __all__ = ["keep", "ranges"]
 
 
 def keep(rows: Floats, broken: NDArray[np.bool_], points: int) -> Ints:
-    """The places of about so many columns that a picture of these rows needs; all of them where there are no more.
+    """The indices of about so many columns that a picture of these rows needs; all of them where there are no more.
 
     Columns are divided into buckets of equal width, as many as `points` allows. Of each bucket those stay in which some
     row is lowest or highest, and the first in which some row is broken: a line has its true envelope, and a gap where

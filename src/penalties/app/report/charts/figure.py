@@ -110,12 +110,12 @@ def figure(
         legend=[(line.css, line.name) for line in sheet.lines],
         x_ticks=[
             # The first one says what they are.
-            (100 * int(across) / WIDTH, steps_shown(step) if place else f"step {steps_shown(step)}")
-            for place, (step, across) in enumerate(zip(steps, frame.across(steps), strict=True))
+            (100 * int(across) / WIDTH, steps_shown(step) if index else f"step {steps_shown(step)}")
+            for index, (step, across) in enumerate(zip(steps, frame.across(steps), strict=True))
         ],
         y_ticks=[
-            *([(100 * scale.place(0.0), "0")] if scale.zeros else []),
-            *((100 * scale.place(tick), words(tick)) for tick in scale.ticks()),
+            *([(100 * scale.position(0.0), "0")] if scale.zeros else []),
+            *((100 * scale.position(tick), words(tick)) for tick in scale.ticks()),
         ],
         marks=marks,
         failures=failures,
@@ -127,7 +127,7 @@ def figure(
 
 
 def _steps(frame: Frame) -> list[int]:
-    """Round steps and the last one, which takes the place of one that is too near."""
+    """Round steps and the last one, which takes the index of one that is too near."""
     found = {round(tick) for tick in Scale(frame.left, frame.right).ticks()}
     return [*sorted(step for step in found if step < frame.right - _NEAR * frame.span), frame.right]
 
@@ -142,7 +142,7 @@ def _ends(sheet: Sheet, scale: Scale) -> list[End]:
         if len(good) and line.letter:
             # Where a trend ends, if there is one: the last number alone may be anywhere.
             last = np.median(good.values[-(len(good) // MEDIANS or 1) :])
-            height = min(100.0, max(0.0, 100 * scale.place(float(last))))
+            height = min(100.0, max(0.0, 100 * scale.position(float(last))))
             left = 100 * int(sheet.frame.across(good.steps[-1:])[0]) / WIDTH
             # Those that end at about the same step stand in one column.
             column = next((known for known in found if abs(known - left) < _COLUMN), left)
@@ -174,7 +174,7 @@ def _apart(heights: Sequence[float]) -> list[float]:
                 break
             before, many = blocks.pop()
             blocks.append(((before * many + middle * count) / (many + count), many + count))
-    return [middle + _APART * (place - (count - 1) / 2) for middle, count in blocks for place in range(count)]
+    return [middle + _APART * (index - (count - 1) / 2) for middle, count in blocks for index in range(count)]
 
 
 def _data(sheet: Sheet, scale: Scale, stacked: bool, unit: Unit) -> str:
@@ -200,8 +200,8 @@ def _column(sheet: Sheet, row: int) -> Any:
     if len(raw) > 1 and bool(finite.all()) and bool((raw == raw[0]).all()):
         return _digits(raw[:1])[0]
     values: list[Any] = _digits(np.where(finite, raw, 0.0))
-    for place in np.flatnonzero(~finite).tolist():
-        values[place] = "failed" if failed[place] else _word(float(raw[place])) if there[place] else None
+    for index in np.flatnonzero(~finite).tolist():
+        values[index] = "failed" if failed[index] else _word(float(raw[index])) if there[index] else None
     return values
 
 

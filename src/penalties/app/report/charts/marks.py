@@ -111,15 +111,15 @@ def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
     )
     for kind, off, numbers in sides:
         signed = numbers if kind == "over" else -numbers
-        places: list[int] = []
+        indices: list[int] = []
         for first, last in ranges(sheet.steps[off], gap=sheet.frame.span / _BESIDE):
             inside = np.flatnonzero(off & (sheet.steps >= first) & (sheet.steps <= last))
-            places.append(int(inside[np.argmax(signed[inside])]))
-        furthest = max(places, key=lambda place: signed[place], default=None)
-        for place in places:
-            number, step = shown(float(numbers[place])), steps_shown(int(sheet.steps[place]))
-            left = 100 * int(sheet.across[place]) / WIDTH
-            words = number if place == furthest else ""
+            indices.append(int(inside[np.argmax(signed[inside])]))
+        furthest = max(indices, key=lambda index: signed[index], default=None)
+        for index in indices:
+            number, step = shown(float(numbers[index])), steps_shown(int(sheet.steps[index]))
+            left = 100 * int(sheet.across[index]) / WIDTH
+            words = number if index == furthest else ""
             yield Mark(kind, left, f"off the scale: {number} at step {step}", words)
 
 

@@ -26,15 +26,15 @@ _AGAIN: Final = (0.35, 0.6)
 """How near colours that come again are to black, or in dark to white."""
 
 
-def term_class(place: int, *, base: bool) -> str:
-    """The class of a term by its place among the others; colours that come again have a broken line.
+def term_class(index: int, *, base: bool) -> str:
+    """The class of a term by its index among the others; colours that come again have a broken line.
 
     >>> term_class(0, base=True), term_class(0, base=False), term_class(7, base=False)
     ('t0', 't1', 't1 dash1')
     """
     if base:
         return "t0"
-    again, color = divmod(place, len(LIGHT) - 1)
+    again, color = divmod(index, len(LIGHT) - 1)
     return f"t{color + 1}" + (f" dash{1 + (again - 1) % (_DASHES - 1)}" if again else "")
 
 
@@ -55,15 +55,15 @@ def ramp(stops: Sequence[str], count: int) -> list[str]:
     ['#000000', '#808080', '#ffffff']
     """
     colors: list[str] = []
-    for place in range(count):
-        way = place / max(1, count - 1) * (len(stops) - 1)
+    for index in range(count):
+        way = index / max(1, count - 1) * (len(stops) - 1)
         first = min(int(way), len(stops) - 2)
         colors.append(_mixed(stops[first], stops[first + 1], way - first))
     return colors
 
 
 def _rgb(color: str) -> list[int]:
-    return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+    return [int(color[index : index + 2], 16) for index in (1, 3, 5)]
 
 
 def css(runs: int) -> str:
@@ -76,10 +76,10 @@ def css(runs: int) -> str:
 
 
 def _rules(terms: Sequence[str], runs: Sequence[str], ink: str) -> str:
-    rules = [f".t{place}{{--c:{color}}}" for place, color in enumerate(terms)]
+    rules = [f".t{index}{{--c:{color}}}" for index, color in enumerate(terms)]
     for again, part in enumerate(_AGAIN, 1):
-        rules += [f".t{place}.dash{again}{{--c:{_mixed(color, ink, part)}}}" for place, color in enumerate(terms)]
-    return "\n".join(rules + [f".r{place}{{--c:{color}}}" for place, color in enumerate(runs)])
+        rules += [f".t{index}.dash{again}{{--c:{_mixed(color, ink, part)}}}" for index, color in enumerate(terms)]
+    return "\n".join(rules + [f".r{index}{{--c:{color}}}" for index, color in enumerate(runs)])
 
 
 def _mixed(color: str, other: str, part: float) -> str:

@@ -19,16 +19,16 @@ _UNDER: Final = 2
 
 def heights(scale: Scale, values: Floats) -> Ints:
     """Coordinates from above; what is far off the scale lies only a little off the picture."""
-    places = np.clip(np.nan_to_num(scale.places(values)), -0.5, 1.5)
-    return np.rint(HEIGHT * (1 - places)).astype(np.int64)
+    indices = np.clip(np.nan_to_num(scale.positions(values)), -0.5, 1.5)
+    return np.rint(HEIGHT * (1 - indices)).astype(np.int64)
 
 
 def pieces(there: Bools, gone: Bools) -> Iterator[Ints]:
-    """The places of a line between its breaks; steps at which it has nothing are passed over."""
-    places = np.flatnonzero(there)
-    good = ~gone[places]
+    """The indices of a line between its breaks; steps at which it has nothing are passed over."""
+    indices = np.flatnonzero(there)
+    good = ~gone[indices]
     cuts = np.flatnonzero(np.diff(good.astype(np.int8))) + 1
-    for piece, whole in zip(np.split(places, cuts), np.split(good, cuts), strict=True):
+    for piece, whole in zip(np.split(indices, cuts), np.split(good, cuts), strict=True):
         if len(piece) and whole[0]:
             yield piece
 
@@ -37,8 +37,8 @@ def draw(sheet: Sheet, line: Line, parts: Sequence[Ints], across: Ints, down: In
     """A line in pieces, with dots where it is short or a piece is a single step."""
     few = sum(map(len, parts)) <= _DOTS
     way = "".join(f"M{across[piece[0]]} {down[piece[0]]}{moves(across[piece], down[piece])}" for piece in parts)
-    alone = [place for piece in parts if few or len(piece) == 1 for place in piece]
-    dots = "".join(f"M{across[place]} {down[place]}h0" for place in alone)
+    alone = [index for piece in parts if few or len(piece) == 1 for index in piece]
+    dots = "".join(f"M{across[index]} {down[index]}h0" for index in alone)
     paths = {"": way, "dots": dots, "trend": trend}
     drawn = "".join(f'<path class="{css}" d="{path}"/>' for css, path in paths.items() if path)
     noisy = " noisy" if trend else ""

@@ -1,4 +1,4 @@
-"""Axes: from numbers to places, the ticks between, and numbers in words."""
+"""Axes: from numbers to positions, the ticks between, and numbers in words."""
 
 import math
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ class Scale:
     zeros: float = 0.0
     """The part of a log axis, at its low end, that is kept for zeros and what is below."""
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Where a number lies, from 0 at the low end to 1 at the high end; one that is off the scale lies beyond."""
-        return float(self.places(np.array([value]))[0])
+        return float(self.positions(np.array([value]))[0])
 
-    def places(self, values: Floats) -> Floats:
+    def positions(self, values: Floats) -> Floats:
         """The same for many."""
         if not self.log:
             low, high = self.low, self.high
@@ -46,8 +46,8 @@ class Scale:
         with np.errstate(divide="ignore", invalid="ignore"):
             powers = np.log10(values)
         low, high = math.log10(self.low), math.log10(self.high)
-        places = self.zeros + (1 - self.zeros) * (powers - low) / (high - low)
-        return np.where(values <= 0, self.zeros / 3, places)
+        positions = self.zeros + (1 - self.zeros) * (powers - low) / (high - low)
+        return np.where(values <= 0, self.zeros / 3, positions)
 
     def ticks(self, most: int = 6) -> list[float]:
         """Round numbers on the axis, at most so many."""
@@ -113,7 +113,7 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     size = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= raw * (1 - 1e-9))
     first, last = math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9)
-    return [place * size for place in range(first, last + 1)]
+    return [position * size for position in range(first, last + 1)]
 
 
 def _decades(low: float, high: float, most: int) -> list[float]:

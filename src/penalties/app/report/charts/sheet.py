@@ -59,8 +59,8 @@ class Frame:
 
     def across(self, steps: Sequence[int] | Ints | Floats) -> Ints:
         """Coordinates from the left; a single step is in the middle."""
-        places = np.asarray(steps, np.float64) - self.left
-        return np.rint(WIDTH * (places / self.span if self.right > self.left else places + 0.5)).astype(np.int64)
+        indices = np.asarray(steps, np.float64) - self.left
+        return np.rint(WIDTH * (indices / self.span if self.right > self.left else indices + 0.5)).astype(np.int64)
 
 
 @dataclass(slots=True)
@@ -88,9 +88,9 @@ class Sheet:
         shape = (len(lines), len(steps))
         raw, there, failed = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
         for row, line in enumerate(lines):
-            places = np.searchsorted(steps, line.series.steps)
-            raw[row, places] = line.series.values
-            there[row, places] = True
+            indices = np.searchsorted(steps, line.series.steps)
+            raw[row, indices] = line.series.values
+            there[row, indices] = True
             failed[row, np.searchsorted(steps, failures[row])] = True
         failed &= ~there
         wrong = steps[(there & ~np.isfinite(raw)).any(axis=0)]

@@ -91,20 +91,20 @@ def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequ
     found: list[Contender] = []
     seeds: dict[int, int] = {}
     again: Counter[str] = Counter()
-    for place, (run, summary, name) in enumerate(zip(runs, summaries, names, strict=True)):
-        key = f"run {place}" if run.config is None else json.dumps(seedless(run.config), sort_keys=True)
+    for index, (run, summary, name) in enumerate(zip(runs, summaries, names, strict=True)):
+        key = f"run {index}" if run.config is None else json.dumps(seedless(run.config), sort_keys=True)
         whole = f"{run.training('seed')} {key}"
         # A second run of one seed is of another group: what differs is not in the config.
         group = known.setdefault((key, again[whole]), len(known))
         again[whole] += 1
         css = run_class(group, seeds.setdefault(group, 0))
         seeds[group] += 1
-        found.append(Contender(_letter(place), name, css, run, summary, group))
+        found.append(Contender(_letter(index), name, css, run, summary, group))
     return found
 
 
-def _letter(place: int) -> str:
-    again, letter = divmod(place, 26)
+def _letter(index: int) -> str:
+    again, letter = divmod(index, 26)
     return chr(ord("A") + letter) + (str(again) if again else "")
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from ....pipeline.explanation import EXPLOSION
 from ....pipeline.output import BASE
 from ..charts.scales import percent, shown, steps_shown
 from ..runlog import RunLog
@@ -15,8 +16,6 @@ from .sentences import Name, Sentence, listed
 
 __all__ = ["broken", "exploded", "lost", "moved", "outcome", "spiked", "steps_words"]
 
-_EXPLOSION: Final = 100.0
-"""A gradient so many times as long as usual has exploded."""
 _STEADY: Final = 0.01
 """A change by less is none."""
 _STEEP: Final = 0.1
@@ -142,10 +141,10 @@ def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
     """A gradient that was far longer than usual."""
-    if summary.peak is None or not summary.usual or summary.peak[1] < _EXPLOSION * summary.usual:
+    if summary.peak is None or not summary.usual or summary.peak[1] < EXPLOSION * summary.usual:
         return
     step, size = summary.peak
-    ranked = [term for name, term in run.terms.items() if not summary.terms[name].place]
+    ranked = [term for name, term in run.terms.items() if not summary.terms[name].inputs]
     pulls = {term.name: pull for term in ranked if (pull := term.pull.at(step)) is not None}
     worst = max(pulls, key=lambda name: pulls[name]) if pulls else None
     source: Sentence = () if worst is None else ("; most of it came from ", Name(worst))

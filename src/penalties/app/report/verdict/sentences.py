@@ -42,9 +42,9 @@ def listed(items: Sequence[Sentence | str]) -> Sentence:
     'kl, l1 and l2'
     """
     pieces: list[str] = []
-    for place, item in enumerate(items):
-        if place:
-            pieces.append(" and " if place == len(items) - 1 else ", ")
+    for index, item in enumerate(items):
+        if index:
+            pieces.append(" and " if index == len(items) - 1 else ", ")
         pieces += [item] if isinstance(item, str) else item
     return tuple(pieces)
 

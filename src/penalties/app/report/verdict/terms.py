@@ -6,18 +6,17 @@ from typing import Final
 
 import numpy as np
 
+from ....pipeline.explanation import CONFLICT
 from ....pipeline.output import BASE
 from ..charts.scales import percent, seconds, shown, steps_shown
-from ..measured import place_words
+from ..measured import inputs_in_words
 from ..runlog import RunLog
 from ..summary import Pair, Summary, TermSummary
 from .findings import Finding
 from .sentences import Name, Sentence, listed
 
-__all__ = ["CONFLICT", "agreed", "drove", "failed", "fought", "idle", "slow"]
+__all__ = ["agreed", "drove", "failed", "fought", "idle", "slow"]
 
-CONFLICT: Final = -0.3
-"""As `penalties.explain` has it: two terms fight when the cosine between their gradients is below this."""
 _ALONE: Final = 0.6
 """A term with this share drives training alone."""
 _TOGETHER: Final = 0.8
@@ -78,13 +77,13 @@ def _unmeasured(run: RunLog) -> str:
 
 
 def _apart(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """Terms whose gradients are taken elsewhere than those of most: their norms are not of one kind."""
-    others = {name: term for name, term in summary.terms.items() if term.place}
+    """Terms whose gradients are taken measured_elsewhere than those of most: their norms are not of one kind."""
+    others = {name: term for name, term in summary.terms.items() if term.inputs}
     usual = next((log.inputs for name, log in run.terms.items() if log.inputs and name not in others), ())
     for name, term in others.items():
         norm = "" if term.pull is None else f" (median norm {shown(term.pull, 3)})"
-        text = f" is not ranked: its gradient is taken at the {place_words(term.place)}{norm}"
-        yield Finding("drove", (Name(name), f"{text}, those of most terms at the {place_words(usual)}."))
+        text = f" is not ranked: its gradient is taken at the {inputs_in_words(term.inputs)}{norm}"
+        yield Finding("drove", (Name(name), f"{text}, those of most terms at the {inputs_in_words(usual)}."))
 
 
 def _ranked(summary: Summary) -> list[tuple[str, float]]:
@@ -119,11 +118,11 @@ def fought(run: RunLog, summary: Summary) -> Iterator[Finding]:
     always = [pair for pair in pairs if pair.mean < CONFLICT]
     at_times = [pair for pair in pairs if pair.mean >= CONFLICT and pair.below >= _OFTEN]
     others = {0: "", 1: ", and so did 1 other pair"}.get(len(always) - 1, f", and so did {len(always) - 1} other pairs")
-    for place, pair in enumerate(always[:_MOST]):
+    for index, pair in enumerate(always[:_MOST]):
         often = f", below {shown(CONFLICT)} in {_often(pair)}" if pair.count > 1 else ""
         names = _both(pair)
         text = (*names, f" fought: the cosine between their gradients was {shown(pair.mean, 2)} on average{often}.")
-        yield Finding("fought", text, () if place else (*names, f" fought{others}"))
+        yield Finding("fought", text, () if index else (*names, f" fought{others}"))
     for pair in at_times[: max(0, _MOST - len(always))]:
         lowest = f"lowest {shown(pair.lowest, 2)} at step {steps_shown(pair.lowest_at)}"
         below = f"the cosine was below {shown(CONFLICT)} in {_often(pair)}, {lowest}"
@@ -186,7 +185,7 @@ def idle(run: RunLog, summary: Summary) -> Iterator[Finding]:
             findings.append(Finding("idle", (Name(name), *_how_little(summary, term, ranked[0][0]))))
     for names, words in ((nothing, " did nothing"), (little, " did next to nothing")):
         if names:
-            first = next(place for place, finding in enumerate(findings) if finding.text[0] == names[0])
+            first = next(index for index, finding in enumerate(findings) if finding.text[0] == names[0])
             headline = (*listed([Name(name) for name in names]), words)
             findings[first] = Finding("idle", findings[first].text, headline)
     yield from findings
