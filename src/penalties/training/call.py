@@ -67,8 +67,11 @@ class Call:
         executor: Any,
         timeout: float | None,
         server: str,
+        *,
+        evaluate: bool = False,
     ) -> None:
-        """Check the arguments of the public functions."""
+        """Check the arguments of the public functions; with `evaluate` there is no gradient and no backward."""
+        self.evaluate = evaluate
         self.measures = _Measures.of(track_grad_norms, cosines)
         self.client = client
         self.local = hasattr(client, "forward_with_graph")
@@ -163,9 +166,10 @@ class Call:
         """Send the forward and request the references; returns the inputs of the terms, some of them futures."""
         torch = torch_module()
         pending: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
-        if self.local:
+        if self.local and (self.objective.local or not self.evaluate):
             names = [name.removeprefix(FLAT) for name in self.objective.local]
-            forward = self.client.forward_with_graph(self.batch.data, reads=names)
+            options = {"evaluate": True} if self.evaluate else {}
+            forward = self.client.forward_with_graph(self.batch.data, reads=names, **options)
             read = self._from_graph
         else:
             forward = self.client.forward(forward_data(self.batch.data), FORWARD)
@@ -218,7 +222,8 @@ class Call:
         }
 
     def _from_output(self, output: Any) -> dict[str, Any]:
-        flat = torch_module().as_tensor(np.concatenate(logprobs_of(output, self.batch)))
+        device = self.client.device if self.local else "cpu"
+        flat = torch_module().as_tensor(np.concatenate(logprobs_of(output, self.batch)), device=device)
         return {PACKED: self._leaf(PACKED, flat)}
 
     def _from_graph(self, graph: Any) -> dict[str, Any]:
@@ -234,7 +239,7 @@ class Call:
 
     def _leaf(self, name: str, array: Any) -> Any:
         """A tensor at which gradients end, detached from the model."""
-        leaf = self.leaves[name] = array.detach().requires_grad_()
+        leaf = self.leaves[name] = array.detach().requires_grad_(not self.evaluate)
         return leaf
 
     # The gradient, and the backward.

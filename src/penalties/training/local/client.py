@@ -177,17 +177,23 @@ class LocalTrainingClient:
         """`forward_initial`, for code that awaits."""
         return self.forward_initial(data)
 
-    def forward_with_graph(self, data: Sequence[Any], reads: Sequence[str] = ()) -> TrainingFuture[Graph]:
+    def forward_with_graph(
+        self, data: Sequence[Any], reads: Sequence[str] = (), *, evaluate: bool = False
+    ) -> TrainingFuture[Graph]:
         """A forward whose graph is kept, for your own loss: pass its gradient to `graph.backward`.
 
         `reads` names what the loss reads besides log-probabilities and parameters: `"logits"`, and `"hidden.<layer>"`,
-        where layer 0 is the embedding. All data go through the model at once, whatever `batch_size` is.
+        where layer 0 is the embedding. All data go through the model at once, whatever `batch_size` is. With `evaluate`
+        nothing is kept for a backward.
         """
+        import torch
+
         logits, layers = layers_read(self._model, reads)
         batch = Batch(rows_of(self._model, data))
 
         def forward() -> Graph:
-            passed = run(self._model, batch, layers)
+            with torch.set_grad_enabled(not evaluate):
+                passed = run(self._model, batch, layers)
             output = ForwardBackwardOutput(_KIND, _outputs(batch, {"logprobs": passed.logprobs.detach().cpu().numpy()}))
             of = self._changes
 
