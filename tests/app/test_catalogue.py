@@ -15,7 +15,6 @@ from penalties.app.data import Stream
 from penalties.errors import OptionError
 from penalties.pipeline import Term
 from penalties.pipeline.catalogue import BUILT_IN
-from penalties.pipeline.schedules import weights
 from penalties.training import LocalTrainingClient, adapters, forward_backward_custom
 from penalties.training.objective import objective_of
 
@@ -68,7 +67,7 @@ def test_inputs_are_those_that_terms_get() -> None:
 def test_tables_show_the_default_and_the_meaning_of_each_key() -> None:
     train = next(entry for entry in entries() if (entry.kind, entry.name) == ("table", "train"))
     steps = next(value for value in train.values if value.name == "steps")
-    assert steps == ("steps", "a whole number of at least 1", "100", "Steps of the optimizer.")
+    assert steps == ("steps", "a whole number of at least 1", "100", "The number of optimizer steps.")
     data = next(entry for entry in entries() if (entry.kind, entry.name) == ("table", "data"))
     assert data.values[0].default == ""
 
@@ -78,13 +77,13 @@ def test_a_function_of_ones_own_is_described_by_what_it_says() -> None:
     assert entry.summary == "How large they are."
     assert entry.reads == ("logprobs",)
     assert entry.values[0][:3] == ("size", "", "1.0")
-    assert entry_of_path("tests.app.config_terms:undocumented").summary == "It says nothing about itself."
+    assert entry_of_path("tests.app.config_terms:undocumented").summary == "It has no docstring."
     with pytest.raises(OptionError):
         entry_of_path("no.such:thing")
 
 
 def test_inputs_that_may_be_left_out_are_marked() -> None:
-    assert inputs_of(SHIPPED["kl_estimate"]) == ["logprobs", "reference", "mask (may be left out)"]
+    assert inputs_of(SHIPPED["kl_estimate"]) == ["logprobs", "reference", "mask (optional)"]
     assert inputs_of(SHIPPED["dpo"]) == ["data", "logprobs", "reference"]
 
 
@@ -110,7 +109,6 @@ def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind:
         made.base,
         regularizers=made.pipeline(),
         references=made.providers(lambda table: client),
-        weights=weights(made.schedules(), 0),
         step=0,
     ).result()
     out = result.custom_loss

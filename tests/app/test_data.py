@@ -210,20 +210,20 @@ BAD = [
     ("nonsense", ["is not JSON"]),
     (b"\xff\xfe", ["is not UTF-8", "at byte 1"]),
     ("[" * 100_000, ["nested too deeply"]),
-    ('{"prompt": "a", "completion": "b", "id": ' + "9" * 5000 + "}", ["a number of too many digits"]),
+    ('{"prompt": "a", "completion": "b", "id": ' + "9" * 5000 + "}", ["a number with too many digits"]),
     ("[]", ["is a list", "an object with prompt and completion"]),
     ("5", ["is a number"]),
     ('"text"', ["is a string"]),
     ("null", ["is null"]),
     ("true", ["is true or false"]),
-    ("{}", ['has no "prompt"', "there is nothing"]),
+    ("{}", ['has no "prompt"', "found nothing"]),
     ({"prompt": "a", "completon": "b"}, ['has no "completion"', "prompt and completon", "did you mean completon?"]),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, ['has no "completion"', 'a pair is for train.loss = "dpo"']),
     ({"prompt": 5, "completion": "b"}, ["prompt is a number", "a string"]),
     ({"prompt": "a", "completion": None}, ["completion is null"]),
     ({"prompt": "a", "completion": {"x": 1}}, ["completion is an object"]),
     ({"prompt": "a", "completion": ""}, ["completion is empty"]),
-    ('{"prompt": "a", "completion": "\\ud800"}', ["completion holds half a character"]),
+    ('{"prompt": "a", "completion": "\\ud800"}', ["completion has half"]),
 ]
 
 
@@ -248,7 +248,7 @@ class TestBadLines:
 
     def test_a_file_without_a_good_line_is_an_error_all_the_same(self, tmp_path: Path) -> None:
         text = '[data]\npath = "lines.jsonl"\non_bad_line = "skip"'
-        assert "all 2 are bad, the first: line 1: is not JSON" in wrong(tmp_path, ["x", "y"], text)["file"]
+        assert "all 2 are bad, first line 1: is not JSON" in wrong(tmp_path, ["x", "y"], text)["file"]
         assert wrong(tmp_path, [], text) == {"file": "no line can be used: there is none"}
         assert wrong(tmp_path, ["", " "]) == {"file": "no line can be used: there is none"}
 
@@ -261,7 +261,7 @@ class TestBadLines:
         text = '[data]\npath = "lines.jsonl"\nmax_length = 9'
         found = wrong(tmp_path, [{"prompt": "a" * 8, "completion": "b"}, {"prompt": "a" * 9, "completion": "b"}], text)
         assert list(found) == ["line 2"]
-        assert "its prompt has 9 tokens, and data.max_length is 9" in found["line 2"]
+        assert "its prompt has 9 tokens, but data.max_length is 9" in found["line 2"]
 
     def test_tokens_are_counted_and_not_bytes(self, tmp_path: Path) -> None:
         class Words(Plain):
@@ -285,8 +285,8 @@ class TestBadLines:
             Stream(made, BYTES, limit=10)
         # The end of a text is its last token, which is learned and not read.
         assert dict(caught.value.problems) == {
-            "line 2": "has 12 tokens, and the model reads at most 10; set data.max_length = 11 to cut it",
-            "line 3": "has 26 tokens, and the model reads at most 10; set data.max_length = 11 to cut it",
+            "line 2": "has 12 tokens, but the model reads at most 10; set data.max_length = 11 to cut it",
+            "line 3": "has 26 tokens, but the model reads at most 10; set data.max_length = 11 to cut it",
         }
         assert len(Stream(made, BYTES, limit=25)) == 3
 
@@ -338,7 +338,7 @@ class TestFiles:
         made = stream(tmp_path, '[data]\npath = "lines.jsonl"\nshuffle = false')
         lines(tmp_path / "lines.jsonl", data)
         os.utime(tmp_path / "lines.jsonl", ns=(5, 5))
-        with pytest.raises(DataError, match="lines.jsonl: file: was changed while the run was reading it; bring it"):
+        with pytest.raises(DataError, match="lines.jsonl: file: changed while the run was reading it"):
             made.batch(0)
 
     def test_a_file_that_is_written_again_as_it_was_is_the_same(self, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ class TestFiles:
         before = path.stat()
         path.write_bytes(b"x" * before.st_size)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        with pytest.raises(DataError, match="line 1: was changed during the run: is not JSON"):
+        with pytest.raises(DataError, match="line 1: changed during the run: is not JSON"):
             made.batch(0)
 
     def test_only_the_beginnings_of_lines_are_kept(self, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Ablations and sweeps: what a run is without each of its terms, with other weights, with other seeds.
+"""Ablations and sweeps: a run without each of its terms, with other weights, with other seeds.
 
-Every variant is a run of its own, in a folder beside the others. Variants of one seed begin with the same model and see
-the same data in the same order, so that what they differ by is the variant.
+Every variant is a run in its own folder. Variants of one seed start with the same model and see the same data in the
+same order, so that they differ in nothing else.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "Comparison", "Outcome", "Variant", "ablate", "compared", "holds_ablation", "shown", "variants"]
 
 ALL: Final = "all"
-"""The variant with every term, as the config has it: what the others are compared with."""
+"""The variant with every term, as in the config: the others are compared with it."""
 
 _SUMMARY: Final = "ablation.json"
 _LAST: Final = 0.1
-"""The part of a run's steps whose mean counts where there are no held-out data."""
+"""The fraction of a run's steps whose mean counts if there are no held-out data."""
 
 
 class Variant(NamedTuple):
     """One run of an ablation."""
 
     name: str
-    """What it is: "all", "without kl", "only kl", "kl.weight=0.1"."""
+    """Such as "all", "without kl", "only kl", "kl.weight=0.1"."""
     seed: int
     config: "Config"
 
@@ -52,24 +52,24 @@ class Variant(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a variant's run."""
+    """The result of a variant's run."""
 
     variant: str
     seed: int
     folder: Path
     base_loss: float | None
-    """On held-out data at the end, or else the mean of the last tenth of the steps; None where the run failed."""
+    """On held-out data at the end, or else the mean of the last tenth of the steps; None if the run failed."""
     terms: dict[str, float]
-    """The same of each term's value."""
+    """The value of each term, in the same way."""
     error: str | None = None
 
 
 def variants(
     load: "Callable[[Sequence[str]], Config]", *, sweeps: Sequence[str] = (), seeds: int = 1, keep: bool = False
 ) -> list[Variant]:
-    """The variants of a config, which `load` reads with some values set; all of them are checked.
+    """The variants of a config, all of them checked; `load` reads the config with some values set.
 
-    Without sweeps each term is removed in turn, or with `keep` all the others are. A sweep is `key=value,value,…`.
+    Without sweeps each term is removed in turn, or, with `keep`, all others are. A sweep is `key=value,value,…`.
     """
     whole = load(())
     made: list[Variant] = []
@@ -82,7 +82,7 @@ def variants(
             made += [Variant(one, seed, load([seeded, one])) for one in swept]
         else:
             made += [Variant(name, seed, config) for name, config in _without(first, keep)]
-    # A sweep often has the config's own value among its own, or one in two spellings.
+    # A sweep often includes the config's own value, or one value in two spellings.
     return [
         variant
         for index, variant in enumerate(made)
@@ -93,7 +93,7 @@ def variants(
 def _without(config: "Config", keep: bool) -> "list[tuple[str, Config]]":
     tables = {name: table for name, table in zip(config.pipeline().names, config.term, strict=True) if table.enabled}
     if not tables:
-        raise RunError("the config has no [[term]] that is enabled, so that there is nothing to remove", 2)
+        raise RunError("the config has no enabled [[term]], so there is nothing to remove; add one, or use --sweep", 2)
     made: list[tuple[str, Config]] = []
     for name in tables:
         terms = [table for other, table in tables.items() if (other == name) is keep]
@@ -123,12 +123,12 @@ def _sweep(text: str) -> tuple[str, list[str]]:
         values[-1] += sign
     values = [value.strip() for value in values]
     if not key.strip() or not all(values):
-        raise RunError(f"--sweep {text}: expected a key and its values, as kl.weight=0.01,0.1,1", 2)
+        raise RunError(f"--sweep {text}: expected a key and its values, such as kl.weight=0.01,0.1,1", 2)
     return key.strip(), values
 
 
 def holds_ablation(folder: Path) -> bool:
-    """Whether an ablation was begun in a folder."""
+    """Whether a folder has an ablation."""
     return (folder / _SUMMARY).is_file()
 
 
@@ -139,13 +139,13 @@ def ablate(
     resume: bool = False,
     progress: Callable[[Variant, int], Progress],
 ) -> list[Outcome]:
-    """Train every variant in its folder, and give what came of each; one that fails does not stop the others.
+    """Train every variant in its folder; returns the outcome of each. One that fails does not stop the others.
 
-    `progress` gives what shows the run of a variant. With `resume`, runs that are finished are left as they are and
-    others go on.
+    `progress` makes the display for the run of a variant. With `resume`, finished runs are kept and others are
+    resumed.
     """
     if holds_ablation(folder) and not resume:
-        raise RunError(f"{folder} holds an ablation already; go on with it by --resume, or choose another folder", 2)
+        raise RunError(f"{folder} already has an ablation; use --resume, or choose another folder with --run", 2)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as ending:
@@ -161,7 +161,7 @@ def ablate(
         for number, (variant, one) in enumerate(zip(chosen, folders, strict=True)):
             outcomes.append(_trained(variant, one, progress(variant, number), first=number == 0))
             if not resume:
-                # Whoever looks meanwhile sees what there is.
+                # A reader sees the outcomes so far.
                 _write(folder, outcomes)
         _write(folder, outcomes)
     return outcomes
@@ -171,17 +171,17 @@ def _trained(variant: Variant, folder: Path, progress: Progress, *, first: bool)
     try:
         return _outcome(variant, train(variant.config, folder, resume=True, progress=progress))
     except RunError:
-        # Stopped, or a disk, or a key: the others would fail for the same reason.
+        # An interruption, a disk, a key: the others would fail for the same reason.
         raise
     except Exception as error:
         if first and not Run(folder).begun():
-            # With every term, as the config has it, it cannot be trained.
+            # The config itself cannot be trained.
             raise
         return Outcome(variant.name, variant.seed, folder, None, {}, hide(said(error)))
 
 
 def _folders(chosen: Sequence[Variant]) -> list[str]:
-    """Names for the folders of variants, each its own: signs that a name cannot have are the same in all."""
+    """Unique names for the folders of variants, which may differ only in characters that a name cannot have."""
     found: list[str] = []
     for variant in chosen:
         name, number = variant.folder, 1
@@ -229,7 +229,7 @@ class Comparison(NamedTuple):
 
     variant: str
     base_loss: tuple[float, float] | None
-    """Mean and standard deviation; None where every run failed."""
+    """Mean and standard deviation; None if every run failed."""
     difference: tuple[float, float] | None
     """From "all", seed by seed."""
     terms: dict[str, float]
@@ -237,7 +237,7 @@ class Comparison(NamedTuple):
 
 
 def compared(outcomes: Sequence[Outcome]) -> list[Comparison]:
-    """The variants in the order in which they were tried."""
+    """The variants, in the order in which they were run."""
     whole = {outcome.seed: outcome.base_loss for outcome in outcomes if outcome.variant == ALL}
     made: list[Comparison] = []
     for name in dict.fromkeys(outcome.variant for outcome in outcomes):

@@ -13,31 +13,31 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = {
-    "train": "Train as CONFIG says, a TOML file; without one, train the demo.",
+    "train": "Train the run that CONFIG, a TOML file, describes; without one, train the demo.",
     "report": "Write a report of one run, or compare several.",
-    "ablate": "Train as CONFIG says, and again without each of its terms; compare in a table and in one report.",
-    "check": "Say everything that is wrong with a config.",
-    "list": "List penalties, losses, schedules and whatever else a config may name.",
-    "describe": "Describe what a config may name, and each of its tables.",
+    "ablate": "Train CONFIG, and again without each of its terms; compare them in a table and one report.",
+    "check": "List every problem of a config.",
+    "list": "List penalties, losses, schedules and everything else that a config may name.",
+    "describe": "Describe anything that a config may name, and each of its tables.",
     "schema": "Print the JSON Schema of a config, for editors.",
     "version": "Print the version.",
 }
-"""The commands, and what each of them does in a line: their modules need not be loaded for it."""
+"""The commands, with a line about each, so that help does not load their modules."""
 
-_PACKAGES: Final = ("click", "rich", "pydantic", "pydantic_core", "jinja2")
-"""What the program needs beyond the library."""
+_PACKAGES: Final = ("click", "rich", "pydantic", "pydantic_core", "jinja2", "filelock")
+"""The packages that the program needs."""
 
 FAILED: Final = 1
 WRONG: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; gives the exit status: 0 done, 1 the run failed, 2 the command or config was wrong."""
+    """Run a command; returns the exit status: 0 done, 1 the run failed, 2 the command or config was wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(given)
     except Exception as error:
-        # `--debug` is an option of every command; here it is needed whatever became of its parsing.
+        # Looked up here, since parsing may have failed.
         return _told(error, debug="--debug" in given)
 
 
@@ -93,7 +93,7 @@ def _group() -> "click.Group":
 
 
 def _told(error: Exception, *, debug: bool) -> int:
-    """Say in a line or two what went wrong, with the traceback before where it is asked for; gives the status."""
+    """Print in a line or two what went wrong, after the traceback if it is requested; returns the status."""
     import traceback
 
     from .privacy import hide
@@ -122,11 +122,11 @@ def _lines(error: Exception) -> tuple[list[str], int]:
         return _short(str(error)), getattr(error, "status", status)
     if type(error).__module__.partition(".")[0] == "click":
         return _of_click(error)
-    return [*_short(said(error))[:1], "--debug shows where it comes from"], FAILED
+    return [*_short(said(error))[:1], "--debug shows the traceback"], FAILED
 
 
 def _of_click(error: Any) -> tuple[list[str], int]:
-    """What click has to say about a command that was wrong, or was interrupted."""
+    """Click's message about a wrong command, or an interruption."""
     if not hasattr(error, "format_message"):
         return ["interrupted"], FAILED
     context = getattr(error, "ctx", None)
@@ -136,5 +136,5 @@ def _of_click(error: Any) -> tuple[list[str], int]:
 
 def _short(message: str) -> list[str]:
     """At most two lines of a message."""
-    lines = [line for line in message.splitlines() if line.strip()] or ["something failed and said nothing"]
+    lines = [line for line in message.splitlines() if line.strip()] or ["something failed without a message"]
     return lines if len(lines) <= 2 else [f"{lines[0]} …"]

@@ -1,4 +1,4 @@
-"""What commands print: tables with rich on a terminal, plain lines where a pipe reads them."""
+"""What commands print: tables with rich on a terminal, plain lines in a pipe."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ __all__ = ["highlighted", "on_terminal", "problem", "table"]
 
 
 def on_terminal() -> bool:
-    """Whether someone looks at the output as it comes."""
+    """Whether the output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -49,7 +49,7 @@ def highlighted(name: str, what: str) -> None:
 
 
 def problem(source: str, where: str, message: str) -> None:
-    """Print what is wrong with a file, and where, among the errors."""
+    """Print a problem with a file to the standard error."""
     if not sys.stderr.isatty():
         print(f"{source}: {where}: {message}", file=sys.stderr)
         return

@@ -1,4 +1,4 @@
-"""Data of a run: JSON lines, read as they are needed, in an order that depends on the seed and the step alone."""
+"""The data of a run: JSON lines, read when they are needed, in an order that depends only on the seed and the step."""
 
 import array
 import codecs
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["Stream"]
 
 _FIELDS: Final = {False: ("prompt", "completion"), True: ("chosen", "rejected")}
-"""What a line must have, by whether it is a pair."""
+"""The required keys of a line, by whether it is a pair."""
 
 
 class Stream:
     """The examples of a config's files, as data for a client.
 
-    The file is read once from end to end when it is opened: every line is checked, and where each begins is all that
-    is kept. `batch(step)` is the same whenever it is asked for, so that a run can go on anywhere.
+    The file is read once when it is opened: every line is checked, and only the offset of each is kept. `batch(step)`
+    always returns the same data for a step, so that a run can be resumed anywhere.
 
-    A `prompt` and its `completion` follow each other as they are; the prompt counts 0, unless `mask_prompt` is off. Of
-    a pair, `chosen` and `rejected`, both are data, the chosen one first. Bad lines are `problems`, and are left out, or
-    raise `DataError` with all of them. A line of more tokens than the model reads, which is `limit`, is a bad one too.
+    A `prompt` and its `completion` are joined without anything between them; the prompt has weight 0, unless
+    `mask_prompt` is off. A pair, `chosen` and `rejected`, is two data, the chosen one first. Bad lines are `problems`:
+    they are left out, or raise one `DataError`. A line with more tokens than the model reads, `limit`, is a bad line.
     """
 
     def __init__(self, config: "Config", tokenizer: Any, limit: int | None = None) -> None:
-        """Look through the files, and check every line."""
+        """Read the files once, and check every line."""
         self._config = config
         self._encoder = _Encoder(config, tokenizer, limit)
         data = config.data
@@ -55,7 +55,7 @@ class Stream:
             raise DataError("data", said)
 
     def __len__(self) -> int:
-        """How many lines there are to train on."""
+        """The number of lines to train on."""
         return len(self._lines)
 
     @property
@@ -65,12 +65,12 @@ class Stream:
 
     @property
     def fingerprint(self) -> str:
-        """Of what is in the files: a run that goes on with others is another run."""
+        """A hash of the contents of the files: a run cannot be resumed with others."""
         held_out = "" if self._held_out is None else f"-{self._held_out.fingerprint}"
         return f"{self._lines.fingerprint}{held_out}"
 
     def batch(self, step: int) -> list[Datum]:
-        """The data of a step, counted from 0: `batch_size` lines, in the order of their pass through the file."""
+        """The data of a step, counted from 0: `batch_size` lines, in the order of this pass through the file."""
         size = self._config.train.batch_size
         indices = [self._index(number) for number in range(step * size, (step + 1) * size)]
         return self._encoder.batch(self._lines.read(indices))
@@ -83,7 +83,7 @@ class Stream:
             yield self._encoder.batch(lines.read(range(start, min(start + size, len(lines)))))
 
     def _index(self, number: int) -> int:
-        """The line that is the n-th to be trained on."""
+        """The index of the line that is trained on as the nth."""
         turn, index = divmod(number, len(self._lines))
         if not self._config.data.shuffle:
             return index
@@ -94,11 +94,11 @@ class Stream:
 
 
 class _Example(NamedTuple):
-    """What a line says."""
+    """The texts of a line."""
 
     prompt: str
     texts: tuple[str, ...]
-    """The completion; or the chosen one and the rejected one."""
+    """The completion; or the chosen and the rejected one."""
 
 
 class _Bad(Exception):
@@ -106,7 +106,7 @@ class _Bad(Exception):
 
 
 class _Lines:
-    """A file of JSON lines, of which only the beginnings of the good ones are kept."""
+    """A file of JSON lines; only the offsets of the good ones are kept."""
 
     def __init__(self, path: str, encoder: "_Encoder") -> None:
         self.path = Path(path)
@@ -125,12 +125,12 @@ class _Lines:
         self.fingerprint = digest.hexdigest()
 
     def wrong(self, on_bad_line: str) -> list[Problem]:
-        """Why the file cannot be used; nothing where it can."""
+        """Why the file cannot be used; empty if it can."""
         if self.problems and on_bad_line == "error":
             return self.problems
         if self._starts:
             return []
-        there = f"all {len(self.problems)} are bad, the first: {self.problems[0]}" if self.problems else "there is none"
+        there = f"all {len(self.problems)} are bad, first {self.problems[0]}" if self.problems else "there is none"
         return [Problem("file", f"no line can be used: {there}")]
 
     def _look_at(self, number: int, start: int, line: bytes) -> None:
@@ -148,7 +148,7 @@ class _Lines:
         return len(self._starts)
 
     def read(self, indices: Sequence[int]) -> list[_Example]:
-        """What the lines at these indices say."""
+        """The examples of the lines at these indices."""
         examples: list[_Example] = []
         with self.path.open("rb") as file:
             self._check_same(file)
@@ -157,17 +157,17 @@ class _Lines:
                 try:
                     examples.append(_parsed(file.readline(), self._encoder.pairs))
                 except _Bad as bad:
-                    problem = Problem(f"line {self._numbers[index]}", f"was changed during the run: {bad}")
+                    problem = Problem(f"line {self._numbers[index]}", f"changed during the run: {bad}")
                     raise DataError(self.path.name, [problem]) from bad
         return examples
 
     def _check_same(self, file: BufferedReader) -> None:
-        """Refuse a file that others have written to; one that only looks new is the same."""
+        """Raise if the contents of the file changed; a new modification time alone is fine."""
         stamp = _stamp(file)
         if stamp == self._stamp:
             return
         if hashlib.file_digest(file, _digest).hexdigest() != self.fingerprint:
-            message = "was changed while the run was reading it; bring it back as it was, then resume"
+            message = "changed while the run was reading it; restore it, then resume"
             raise DataError(self.path.name, [Problem("file", message)])
         self._stamp = stamp
 
@@ -192,8 +192,8 @@ def _parsed(line: bytes, pairs: bool) -> _Example:
     except RecursionError as error:
         raise _Bad("is nested too deeply") from error
     except ValueError as error:
-        # What is not JSON and no UTF-8 is a ValueError too, and was met above.
-        raise _Bad("holds a number of too many digits to read") from error
+        # The errors above are ValueErrors too.
+        raise _Bad("has a number with too many digits") from error
     wanted = _FIELDS[pairs]
     if not isinstance(found, dict):
         raise _Bad(f"is {_kind(found)}; expected an object with {joined(wanted, 'and')}")
@@ -207,7 +207,7 @@ def _parsed(line: bytes, pairs: bool) -> _Example:
                 hint = ' (train.loss = "dpo" is for pairs)'
             else:
                 hint = nearest(field, given)
-            raise _Bad(f'has no "{field}"; there is {joined(given or ["nothing"], "and")}{hint}')
+            raise _Bad(f'has no "{field}"; found {joined(given or ["nothing"], "and")}{hint}')
     texts = {field: given[field] for field in ("prompt", *wanted) if field in given}
     for field, text in texts.items():
         if not isinstance(text, str):
@@ -223,7 +223,7 @@ def _check_unicode(field: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _Bad(f"{field} holds half a character ({text[error.start]!r}); expected whole ones") from error
+        raise _Bad(f"{field} has half of a surrogate pair ({text[error.start]!r}); expected valid Unicode") from error
 
 
 def _kind(value: Any) -> str:
@@ -232,7 +232,7 @@ def _kind(value: Any) -> str:
 
 
 class _Encoder:
-    """Turns examples into data."""
+    """Encodes examples as data."""
 
     def __init__(self, config: "Config", tokenizer: Any, limit: int | None) -> None:
         self.pairs = config.train.loss == "dpo"
@@ -241,7 +241,7 @@ class _Encoder:
         self._tokenizer = tokenizer
         self._limit = limit
         begin, end = getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None)
-        # As the tokenizer itself would begin a text.
+        # As the tokenizer itself starts a text.
         self._begin: list[int] = [begin] if begin is not None and self._encode("", special=True)[:1] == [begin] else []
         self._end: list[int] = [end] if end is not None and self._data.end_token else []
 
@@ -249,9 +249,9 @@ class _Encoder:
         return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     def check(self, example: _Example) -> None:
-        """Refuse an example of which nothing would be learned, or that the model cannot read."""
+        """Raise for an example from which nothing could be learned, or that is too long for the model."""
         room, limit = self._data.max_length, self._limit
-        # A token is a byte at least: only what may be too long, or too short, is worth a tokenizer's time.
+        # A token is at least a byte: the tokenizer is needed only for what may be too long or too short.
         begins = len(self._begin) + len(example.prompt.encode())
         tight = room is not None and begins >= room
         long = limit is not None and begins + max(len(text.encode()) for text in example.texts) > limit
@@ -260,15 +260,15 @@ class _Encoder:
             return
         prompt = self._prompt(example)
         if room is not None and len(prompt) >= room:
-            raise _Bad(f"its prompt has {len(prompt)} tokens, and data.max_length is {room}: nothing would be left")
+            raise _Bad(f"its prompt has {len(prompt)} tokens, but data.max_length is {room}; nothing would be left")
         lengths = [len(prompt) + len(self._completion(text)) for text in example.texts]
         if min(lengths) < 2:
-            raise _Bad("has no prompt and a completion of one token, of which nothing can be learned")
-        # The last token is a target alone, and is not read.
+            raise _Bad("has no prompt and a completion of one token, from which nothing can be learned")
+        # The last token is only a target; the model does not read it.
         longest = max(lengths)
         if limit is not None and min(longest, room or longest) - 1 > limit:
             cut = f"set data.max_length = {limit + 1} to cut it"
-            raise _Bad(f"has {longest} tokens, and the model reads at most {limit}; {cut}")
+            raise _Bad(f"has {longest} tokens, but the model reads at most {limit}; {cut}")
 
     def _prompt(self, example: _Example) -> list[int]:
         return [*self._begin, *self._encode(example.prompt)]
@@ -277,7 +277,7 @@ class _Encoder:
         return [*self._encode(text), *self._end]
 
     def batch(self, examples: Sequence[_Example]) -> list[Datum]:
-        """The data of a step; where the loss is a mean, the targets that count have one together."""
+        """The data of a step; if the loss is a mean, the weights of its targets add up to 1."""
         made = [row for example in examples for row in self._rows(example)]
         total = sum(float(weights.sum()) for _, weights in made) if self._mean else 1.0
         return [
@@ -289,7 +289,7 @@ class _Encoder:
         ]
 
     def _rows(self, example: _Example) -> Iterator[tuple[list[int], np.ndarray[Any, Any]]]:
-        """The tokens of each text of an example, and how much each target counts."""
+        """The tokens of each text of an example, and the weight of each target."""
         prompt = self._prompt(example)
         for text in example.texts:
             tokens = [*prompt, *self._completion(text)][: self._data.max_length]

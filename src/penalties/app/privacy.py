@@ -1,4 +1,4 @@
-"""Keys come from the environment, and never go anywhere else."""
+"""Secrets are read from the environment, and never written anywhere."""
 
 import json
 import os
@@ -20,41 +20,41 @@ _SECRET: Final = (
     "OTEL_EXPORTER_OTLP_HEADERS",
 )
 _ADDRESSES: Final = ("MLFLOW_TRACKING_URI", "TINKER_BASE_URL")
-"""Addresses, which may hold a user and a password."""
+"""Addresses, which may contain a user and a password."""
 _USER: Final = re.compile(r"(?<=://)[^/?#:]*:(?P<password>[^/?#]*)(?=@)")
 _SHORTEST: Final = 6
-"""Signs of what may be a key: fewer would be found in the midst of words."""
+"""The minimum length of a secret: shorter texts would be found inside words."""
 
 
 def hide(text: str) -> str:
-    """A text with every key that the environment holds replaced by its name.
+    """A text with every secret of the environment replaced by the name of its variable.
 
-    A key counts without the spaces around it, and as JSON has it too; so does the password in an address.
+    Spaces around a secret are ignored, its JSON form is found too, and so is the password in an address.
 
     >>> os.environ["TINKER_API_KEY"] = "tml-0123456789"
     >>> hide("401: the key tml-0123456789 is unknown")
     '401: the key <TINKER_API_KEY> is unknown'
     >>> del os.environ["TINKER_API_KEY"]
     """
-    # The longest first: one may hold another.
+    # The longest first: one may contain another.
     for secret, name in sorted(_secrets(), key=lambda found: -len(found[0])):
         text = text.replace(secret, f"<{name}>")
     return text
 
 
 def secret_in(text: str) -> str | None:
-    """The variable of the environment whose secret a text holds; None where it holds none."""
+    """The environment variable whose secret a text contains; None if it contains none."""
     return next((name for secret, name in _secrets() if secret in text), None)
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
-    """What must not be seen, in every form that it may have, and the variable that it is from."""
+    """Every secret, in each form that it may have, and its variable."""
     found = [(os.environ[name], name) for name in _SECRET if name in os.environ]
     for name in _ADDRESSES:
         there = _USER.search(os.environ.get(name, ""))
         if there is not None:
             password = there["password"]
-            # Where it is a mere word, it is hidden as part of the address alone: other texts have that word too.
+            # A plain word is hidden only as part of the address: other texts contain that word too.
             plain = [] if password.isalpha() else [password, unquote(password)]
             found += [(one, name) for one in (there[0], *plain)]
     for given, name in found:

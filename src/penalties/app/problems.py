@@ -1,4 +1,4 @@
-"""What is wrong with a config or with data: all of it at once, each with its config path and what to do."""
+"""Problems with a config or with data: all of them at once, each with its config path and what to do."""
 
 import difflib
 import json
@@ -14,14 +14,14 @@ _LONGEST: Final = 60
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong.
+    """One problem.
 
     >>> print(Problem("train.steps", "found 0; expected a whole number of at least 1"))
     train.steps: found 0; expected a whole number of at least 1
     """
 
     where: str
-    """The table and the key, as `train.steps` or `term.kl.weight`; or the line of a file."""
+    """The table and the key, such as `train.steps` or `term.kl.weight`; or the line of a file."""
     message: str
     """What was found, and what is allowed."""
 
@@ -31,13 +31,13 @@ class Problem(NamedTuple):
 
 
 class _Problems(PenaltiesError, ValueError):
-    """Several things are wrong at once."""
+    """Several problems at once."""
 
     status = 2
-    """What the program exits with."""
+    """The exit status of the program."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        """Keep all of them; the message has each on a line of its own."""
+        """Keep all of them; the message has one per line."""
         self.source: str = source
         self.problems: list[Problem] = list(problems)
         super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
@@ -48,7 +48,7 @@ class _Problems(PenaltiesError, ValueError):
 
 
 class ConfigError(_Problems):
-    """A config that cannot be used; `problems` has everything that is wrong with it.
+    """A config that cannot be used; `problems` has every problem.
 
     >>> error = ConfigError("run.toml", [Problem("train.steps", "missing"), Problem("modle", "no such table")])
     >>> print(error)
@@ -58,7 +58,7 @@ class ConfigError(_Problems):
 
 
 class DataError(_Problems):
-    """Data that cannot be used; `problems` has every line that is wrong.
+    """Data that cannot be used; `problems` has every bad line.
 
     >>> print(DataError("pairs.jsonl", [Problem("line 3", "completion is empty; expected some text")]))
     pairs.jsonl: line 3: completion is empty; expected some text
@@ -66,7 +66,7 @@ class DataError(_Problems):
 
 
 def shown(value: Any) -> str:
-    """A value as it would stand in a config, cut where it is long.
+    """A value as a config would have it, cut if it is long.
 
     >>> shown("tiny"), shown(True), shown([1, 2.5]), shown({"kind": "initial"})
     ('"tiny"', 'true', '[1, 2.5]', '{ kind = "initial" }')
@@ -91,7 +91,7 @@ def _written(value: Any) -> str:
 
 
 def joined(names: Iterable[str], last: str = "or") -> str:
-    """Names in a row, as one says them.
+    """Names as a list in a sentence.
 
     >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])
     ('a', 'a or b', 'a, b or c')
@@ -101,7 +101,7 @@ def joined(names: Iterable[str], last: str = "or") -> str:
 
 
 def nearest(name: Any, names: Iterable[str], *, quoted: bool = False) -> str:
-    """`"; did you mean …?"` where one of the names is near, and nothing otherwise.
+    """`"; did you mean …?"` if one of the names is similar, and nothing otherwise.
 
     >>> nearest("wieght", ["weight", "name"]), nearest("x", ["weight"])
     ('; did you mean weight?', '')

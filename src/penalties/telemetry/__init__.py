@@ -1,4 +1,4 @@
-"""What happens in a pipeline, told to whoever listens: events, and sinks that take them somewhere.
+"""Events of pipelines, for handlers that are attached, and sinks that send them somewhere.
 
 Sinks load when they are first used, and the libraries that they write to when one is made.
 

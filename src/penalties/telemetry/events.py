@@ -1,8 +1,8 @@
-"""Events: who listens, and how one is sent.
+"""Events: which handlers are attached, and how an event is emitted.
 
-Code that emits asks `if events.handlers:` first, which takes a few hundredths of a microsecond, so that an event that
-nobody hears is never even built. `handlers` is a tuple that is replaced as a whole; sending an event takes no lock, and
-whoever is attached or detached meanwhile takes part from the next event on.
+Code that emits checks `if events.handlers:` first, which takes a few hundredths of a microsecond, so that an event
+without a handler is never even built. `handlers` is a tuple that is replaced as a whole: emitting takes no lock, and a
+handler that is attached or detached meanwhile is affected from the next event on.
 """
 
 import difflib
@@ -34,7 +34,7 @@ Handler: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]
 
 
 class Attached:
-    """A handler, the events that it hears, and the id to detach it by."""
+    """A handler, the events that it receives, and the id to detach it by."""
 
     __slots__ = ("events", "failed", "handler", "handler_id")
 
@@ -59,9 +59,9 @@ _made = 0
 def attach(handler: Handler, events: str | Iterable[str] | None = None, *, handler_id: str | None = None) -> str:
     """Call `handler(event, measurements, metadata)` at these events from now on; returns the id to detach it by.
 
-    Without `events` a handler hears those that its own attribute `events` lists, as sinks have it, or else all of them.
+    Without `events` a handler receives those in its own attribute `events`, which sinks have, or else all of them.
     Handlers are called in the order of attachment, in the thread that emits. One that raises is logged with its
-    traceback and detached; the others still get the event, and the caller goes on.
+    traceback and detached; the others still get the event, and the caller continues.
 
     >>> from penalties.telemetry import attach, detach, events
     >>> def show(event, measurements, metadata):
@@ -106,9 +106,9 @@ def detach(handler_id: str) -> bool:
 
 
 def emit(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Give an event to every handler that hears it.
+    """Pass an event to every handler that receives it.
 
-    Nothing is copied, read or converted on the way: values may be arrays on a device that nobody has waited for.
+    Nothing is copied, read or converted on the way: values may be arrays that a device is still computing.
 
     >>> from penalties.telemetry import events
     >>> if events.handlers:
@@ -141,7 +141,7 @@ def _fail(attached: Attached, event: str) -> None:
 
 
 def check_events(function: str, events: Any) -> tuple[str, ...]:
-    """The names in `events`, which is one or several; refuses what is no event, and none at all."""
+    """The names in `events`, one or several; raises for an unknown name, and if there are none."""
     if not isinstance(events, Iterable):
         raise OptionError(function, "events", events, "names of events")
     names = (events,) if isinstance(events, str) else tuple(cast("Iterable[Any]", events))

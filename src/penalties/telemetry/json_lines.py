@@ -91,7 +91,7 @@ class JSONLines(Sink):
             record["explanation"] = metadata["explanation"].to_dict()
         line = (dumps(record) + "\n").encode()
         with self._lock:
-            # Again, now that nobody closes: the number of a closed file may be another file's by now.
+            # Again, now that it cannot be closed: the descriptor of a closed file may belong to another file by now.
             self.check_open()
             written = os.write(self._descriptor, line)
         if written < len(line):

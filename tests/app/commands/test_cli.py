@@ -188,11 +188,11 @@ class TestDescribe:
     def test_a_table(self, run: Run, name: str) -> None:
         out = run("describe", name)[1]
         assert "steps             100" in out
-        assert "Steps of the optimizer." in out
+        assert "The number of optimizer steps." in out
 
     def test_a_list_of_tables(self, run: Run) -> None:
         out = run("describe", "[[term]]")[1]
-        assert "fn              (must be given)" in out
+        assert "fn              (required)" in out
 
     def test_a_key(self, run: Run) -> None:
         out = run("describe", "train.learning_rate")[1]
@@ -228,7 +228,7 @@ class TestDescribe:
             ("kl_estimat", "did you mean kl_estimate?"),
             ("train.step", "did you mean train.steps?"),
             ("schedules", "did you mean schedule?"),
-            ("zzz", "`penalties list` says what there is"),
+            ("zzz", "`penalties list` shows all names"),
             ("os:nothing", "has no attribute"),
         ],
     )
@@ -390,9 +390,9 @@ class TestErrors:
             (RunError("stopped;\ngo on with this"), 1, ["error: stopped;", "go on with this"]),
             (OptionError("l1", "reduction", "x", "y"), 1, ['error: l1: reduction="x"; expected y']),
             (RunError("one\n\ntwo\nthree"), 1, ["error: one …"]),
-            (RunError(""), 1, ["error: something failed and said nothing"]),
-            (KeyError("x"), 1, ["error: KeyError: 'x'", "--debug shows where it comes from"]),
-            (RuntimeError("one\ntwo\nthree"), 1, ["error: RuntimeError: one …", "--debug shows where it comes from"]),
+            (RunError(""), 1, ["error: something failed without a message"]),
+            (KeyError("x"), 1, ["error: KeyError: 'x'", "--debug shows the traceback"]),
+            (RuntimeError("one\ntwo\nthree"), 1, ["error: RuntimeError: one …", "--debug shows the traceback"]),
             (click.ClickException("odd"), 1, ["error: odd"]),
             (
                 ModuleNotFoundError("No module", name="rich"),
@@ -402,7 +402,7 @@ class TestErrors:
             (
                 ModuleNotFoundError("No module", name="x"),
                 1,
-                ["error: ModuleNotFoundError: No module", "--debug shows where it comes from"],
+                ["error: ModuleNotFoundError: No module", "--debug shows the traceback"],
             ),
         ],
     )

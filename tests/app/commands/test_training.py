@@ -80,8 +80,8 @@ class TestTrain:
         assert cli.main(["train", "toy.toml", "--set", "train.steps=5"]) == 1
         shown = capfd.readouterr()
         assert shown.err.splitlines() == [
-            "stopping after this step; once more to stop at once",
-            "error: interrupted after 2 steps; go on with:",
+            "stopping after this step; press Ctrl-C again to stop at once",
+            "error: interrupted after 2 steps; resume with:",
             "penalties train --run runs/toy --resume",
         ]
         assert (here / "runs" / "toy" / "report.html").is_file()
@@ -180,11 +180,11 @@ class TestTrain:
             assert cli.main([*resume, *more]) == 2
             return capsys.readouterr().err
 
-        assert told("--run", "runs/mine") == "error: runs/mine holds no run; begin one without --resume\n"
+        assert told("--run", "runs/mine") == "error: runs/mine holds no run; start one without --resume\n"
         for name in ("mine", "other"):
             assert cli.main(["train", "toy.toml", "--quiet", "--run", f"runs/{name}"]) == 0
         assert told("--run", "mime") == "error: mime holds no run; did you mean runs/mine?\n"
-        there = "there is one in runs/mine and runs/other: choose by --run"
+        there = "there is one in runs/mine and runs/other: choose it with --run"
         assert told("--run", "zzz") == f"error: zzz holds no run; {there}\n"
         assert told() == f"error: runs/{'toy' if config else 'demo'} holds no run; {there}\n"
         assert {path.name for path in (here / "runs").iterdir()} == {"mine", "other"}
@@ -229,7 +229,7 @@ class TestTrain:
     def test_a_folder_that_is_taken_is_the_commands_fault(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["train", "toy.toml", "--quiet", "--run", "mine"]) == 0
         assert cli.main(["train", "toy.toml", "--quiet", "--run", "mine"]) == 2
-        assert "mine holds a run already" in capsys.readouterr().err
+        assert "mine already has a run" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "where"),
@@ -316,14 +316,14 @@ class TestReport:
         (here / "file").write_text("")
         for folder in (here / "file", here / "file" / "missing"):
             assert cli.main(["report", "runs/toy", "--out", str(folder / "x.html")]) == 2
-            told = f"error: the folder {folder} cannot be written to; choose a file elsewhere with --out\n"
+            told = f"error: the folder {folder} is not writable; choose another file with --out\n"
             assert capsys.readouterr().err == told
 
     @pytest.mark.parametrize(
         ("number", "told"),
         [
-            (errno.EACCES, "the folder here cannot be written to; choose a file elsewhere with --out"),
-            (errno.ENOENT, "the folder here cannot be written to; choose a file elsewhere with --out"),
+            (errno.EACCES, "the folder here is not writable; choose another file with --out"),
+            (errno.ENOENT, "the folder here is not writable; choose another file with --out"),
             (errno.ENOSPC, "here/x.html could not be written: the disk is full; free some space, then resume"),
         ],
     )
@@ -362,7 +362,7 @@ class TestAblate:
     ) -> None:
         assert cli.main(["ablate", "toy.toml", "--resume"]) == 2
         told = capsys.readouterr().err
-        assert told == "error: runs/toy-ablation holds no ablation; begin one without --resume\n"
+        assert told == "error: runs/toy-ablation holds no ablation; start one without --resume\n"
         assert not (here / "runs").exists()
 
     def test_json_is_the_comparison_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,7 +381,7 @@ class TestAblate:
 
     def test_a_sweep_keeps_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["ablate", "toy.toml", "--keep", "--sweep", "kl.weight=1"]) == 2
-        assert "exclude each other" in capsys.readouterr().err
+        assert "cannot be combined" in capsys.readouterr().err
 
     def test_ctrl_c_says_how_to_go_on(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as broken:

@@ -122,7 +122,7 @@ def test_a_term_that_is_not_there(tmp_path: Path, given: str) -> None:
 def test_what_is_no_table_has_no_keys() -> None:
     raw: dict[str, Any] = {"train": {"steps": 5}, "term": [5]}
     (steps,) = override(raw, ["train.steps.more=1"], ["train"])
-    assert steps == ("--set train.steps.more=1", "train.steps is no table, so that nothing can be set in it")
+    assert steps == ("--set train.steps.more=1", "train.steps is not a table, so nothing can be set in it")
     (term,) = override(raw, ["term.1.weight=1"], ["train"])
-    assert term.message == "the term is no table, so that nothing can be set in it"
+    assert term.message == "the term is not a table, so nothing can be set in it"
     assert raw == {"train": {"steps": 5}, "term": [5]}

@@ -54,7 +54,7 @@ STRUCTURE = [
     ('[references]\na = { kind = "clent" }', "references.a.kind", ['did you mean "client"?']),
     ('[references]\na = { kind = "client" }', "references.a.model", ["missing", "a string"]),
     ('[references]\n"a b" = { kind = "initial" }', "references.a b", ["letters, digits and underscores"]),
-    ('[references]\nmask = { kind = "initial" }', "references.mask", ["another name", "are taken"]),
+    ('[references]\nmask = { kind = "initial" }', "references.mask", ["another name", "reserved"]),
     ("[term]\nfn = 5", "term", ["found { fn = 5 }", "[[term]]", "two brackets"]),
     ("term = [5]", "term.1", ["found 5", "a table"]),
     ("[[term]]\nweight = 1", "term.1.fn", ["missing", "penalties list"]),
@@ -108,7 +108,7 @@ MEANING = [
     ("[train]\ndata = 5", "train.data", ["no such key"]),
     ("[references]\nfn = 5", "references.fn", ["a table with a kind"]),
     (f'{KL}inputs = {{ foo = "logprobs" }}', "term.kl.inputs", ["parameters of the function"]),
-    ('[[term]]\nfn = "entropy"\ninputs = "logprobs"', "term.entropy.inputs", ["none", '"entropy_estimate"']),
+    ('[[term]]\nfn = "entropy"\ninputs = "logprobs"', "term.entropy.inputs", ["entropy_estimate"]),
     ('[[term]]\nfn = "l2"\nname = "total"', "term.total.name", ["cannot be taken for a metric"]),
     ('[[term]]\nfn = "l2"\nname = "a.b"', "term.a.b.name", ['found "a.b"', "with no dot or equals sign"]),
     ('[[term]]\nfn = "l2"\nname = "a=b"', "term.a=b.name", ['found "a=b"', "with no dot or equals sign"]),
@@ -117,7 +117,7 @@ MEANING = [
     ('[model]\ndtype = "int32"', "model.dtype", ['found "int32"', "another floating dtype of PyTorch"]),
     ('[model]\ndevice = "cudaa"', "model.device", ['found "cudaa"', 'did you mean "cuda"?']),
     ('[model]\ndevice = "cpu:x"', "model.device", ['found "cpu:x"', 'as "cpu" or "cuda:0"']),
-    ('[[term]]\nfn = "l2"\n[[term]]\nfn = "l2"', "term.2.name", ['found "l2"', "term.1 is called", "set name"]),
+    ('[[term]]\nfn = "l2"\n[[term]]\nfn = "l2"', "term.2.name", ['found "l2"', "term.1", "set name"]),
     ('[[term]]\nfn = "orthogonality"\nchunk = 2', "term.orthogonality.chunk", ["not a sum over rows"]),
     (
         '[[term]]\nfn = "tests.app.config_terms:later"\nwrap = [{ kind = "ema" }]',
@@ -126,11 +126,11 @@ MEANING = [
     ),
     ('[train]\nloss = "dpoo"', "train.loss", ['found "dpoo"', '"cross_entropy", "dpo" or', 'did you mean "dpo"?']),
     ('[train]\nloss = "reverse_kl"', "train.loss", ["needs more than lines of text"]),
-    ('[train]\nloss = "dpo"', "train.loss", ["one reference, and there are 0", 'initial = { kind = "initial" }']),
+    ('[train]\nloss = "dpo"', "train.loss", ["one reference, but there are 0", 'initial = { kind = "initial" }']),
     (
         '[train]\nloss = "dpo"\n[references]\na = { kind = "initial" }\nb = { kind = "initial" }',
         "train.loss",
-        ["there are 2", 'call the one that it is to compare with "reference"'],
+        ["there are 2", 'name the one to compare with "reference"'],
     ),
     ("[train]\nloss_options = { beta = 1.0 }", "train.loss_options.beta", ["found 1.0", "no options"]),
     ('[train]\nloss = "os:nothing"', "train.loss", ["has no attribute"]),
@@ -138,12 +138,12 @@ MEANING = [
     ('[train]\nloss = "builtins:max"', "train.loss", []),
     ('[train]\nloss = "tests.app.config_terms:loss"\nloss_options = { x = 1 }', "train.loss_options.x", ["scale"]),
     ('[train]\nloss = "tests.app.config_terms:loss_of_reference"', "train.loss", ['found "initial"', "[references]"]),
-    ('[data]\npath = "lins.jsonl"', "data.path", ["there is no file", "did you mean lines.jsonl?"]),
-    ('[data]\npath = "no/such/folder.jsonl"', "data.path", ["there is no file"]),
+    ('[data]\npath = "lins.jsonl"', "data.path", ["does not exist", "did you mean lines.jsonl?"]),
+    ('[data]\npath = "no/such/folder.jsonl"', "data.path", ["does not exist"]),
     ('[data]\npath = "."', "data.path", ["a folder", "a file of JSON lines"]),
-    ('[data]\npath = "lines.jsonl"\neval_path = "x"', "data.eval_path", ["there is no file"]),
+    ('[data]\npath = "lines.jsonl"\neval_path = "x"', "data.eval_path", ["does not exist"]),
     ('[model]\nname = "./nothing"', "model.name", ["a folder with a model"]),
-    ('[backend]\nbase_url = "http://localhost"', "backend.base_url", ['is for backend.kind = "tinker"', "take it out"]),
+    ('[backend]\nbase_url = "http://localhost"', "backend.base_url", ['is for backend.kind = "tinker"', "remove it"]),
     ('[backend]\nserver = "skyrl"', "backend.server", ['is for backend.kind = "tinker"']),
     ('[backend]\nkind = "tinker"\n[model]\nalpha = 5', "model.alpha", ['is for backend.kind = "local"']),
     ('[backend]\nkind = "tinker"\nbase_url = "localhost:80"', "backend.base_url", ["https://host:port"]),
@@ -277,7 +277,7 @@ class TestSecrets:
     )
     def test_nor_is_one_in_any_address(self, tmp_path: Path, text: str, where: str) -> None:
         found = problems(tmp_path, text)
-        assert found[where] == "holds more than an address; expected no user or password: take it out"
+        assert found[where] == "contains more than an address; expected no user or password: remove it"
         assert "tml-secret" not in str(found)
 
     @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ class TestSecrets:
     ) -> None:
         monkeypatch.setenv("TINKER_API_KEY", "tml-0123456789")
         found = problems(tmp_path, text)
-        assert "holds what TINKER_API_KEY is set to" in found[where]
+        assert "contains the value of TINKER_API_KEY" in found[where]
         assert "tml-0123456789" not in str(found)
 
     def test_nor_is_it_set_from_the_command_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +352,7 @@ class TestLibraries:
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert "may not be read" in problems(tmp_path)["data.path"]
+    assert "cannot be read" in problems(tmp_path)["data.path"]
 
 
 def test_options_are_checked_where_torch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

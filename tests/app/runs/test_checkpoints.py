@@ -124,7 +124,7 @@ def test_a_damaged_one_gives_way_to_the_one_before(run: Run) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda folder: (folder / "client" / "model").write_text("?"), "client/model has 1 bytes and had 11"),
+        (lambda folder: (folder / "client" / "model").write_text("?"), "client/model has 1 bytes; expected 11"),
         (lambda folder: shutil.rmtree(folder / "client"), "model is missing"),
         (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
         (lambda folder: (folder / "checkpoint.json").unlink(), "checkpoint.json is missing"),
@@ -145,7 +145,7 @@ def test_where_none_can_be_used_a_run_does_not_begin_again(run: Run) -> None:
     for step in (2, 4):
         save(run, step)
         (run.checkpoints / f"{step:06d}" / "checkpoint.json").write_text("")
-    with pytest.raises(RunError, match="no checkpoint can be used .*000004.*000002.*bring them back"):
+    with pytest.raises(RunError, match="no checkpoint can be used .*000004.*000002.*restore one"):
         latest(run)
 
 
@@ -180,7 +180,7 @@ def test_an_interruption_right_after_it_counts_leaves_it_and_the_log(run: Run, m
 def test_one_of_another_version_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, 2)
     monkeypatch.setattr(checkpoints, "_VERSION", 2)
-    with pytest.raises(RunError, match="000002 has version 1; this program reads 2"):
+    with pytest.raises(RunError, match="000002 has version 1"):
         latest(run)
 
 

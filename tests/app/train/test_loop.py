@@ -227,7 +227,7 @@ class TestGoingOn:
         again = train(config, tmp_path / "run", resume=True, progress=progress)
         assert again.metrics.read_bytes() == before
         assert len(backends) == 1
-        assert said == ["the run was finished before"]
+        assert said == ["the run is already finished"]
 
     def test_only_the_word_that_it_is_finished_may_be_missing(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)
@@ -417,7 +417,7 @@ class TestGoingOn:
     def test_a_run_that_is_there_is_not_written_over(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)
         train(config, tmp_path / "run")
-        with pytest.raises(RunError, match="holds a run already; go on with it by --resume"):
+        with pytest.raises(RunError, match="already has a run"):
             train(config, tmp_path / "run")
 
 
@@ -511,7 +511,7 @@ class TestEnding:
             return write(descriptor, content[:fits])
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(RunError, match="the disk is full; free some space, then resume"):
+        with pytest.raises(RunError, match="the disk is full; free some space, then use --resume"):
             train(config, tmp_path / "run")
         monkeypatch.undo()
         monkeypatch.setattr(start_module, "connect", Backend)

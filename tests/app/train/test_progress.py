@@ -216,7 +216,7 @@ class TestChoice:
     def test_an_answer_to_ctrl_c_is_safe_in_a_handler(self, progress: Any, capfd: pytest.CaptureFixture[str]) -> None:
         with Interruption(progress.stopping):
             signal.raise_signal(signal.SIGINT)
-        assert capfd.readouterr().err == "stopping after this step; once more to stop at once\n"
+        assert capfd.readouterr().err == "stopping after this step; press Ctrl-C again to stop at once\n"
 
     def test_nothing_is_nothing(self, capfd: pytest.CaptureFixture[str]) -> None:
         SILENT.begin(Path("run"), 1, 0)
@@ -437,4 +437,4 @@ def test_the_handler_writes_to_the_standard_error_itself(monkeypatch: pytest.Mon
     written: list[tuple[int, bytes]] = []
     monkeypatch.setattr(os, "write", lambda descriptor, content: written.append((descriptor, content)))
     Quiet().stopping()
-    assert written == [(2, b"stopping after this step; once more to stop at once\n")]
+    assert written == [(2, b"stopping after this step; press Ctrl-C again to stop at once\n")]

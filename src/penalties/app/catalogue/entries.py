@@ -1,4 +1,4 @@
-"""Everything that a config may name, with what is to be known of it: for `penalties list` and `penalties describe`."""
+"""Everything that a config may name, described: for `penalties list` and `penalties describe`."""
 
 import inspect
 import re
@@ -41,7 +41,7 @@ class Value(NamedTuple):
     name: str
     allowed: str
     default: str
-    """Empty where it must be given."""
+    """Empty if it is required."""
     meaning: str
 
 
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     """The inputs of a function."""
     values: tuple[Value, ...] = ()
     example: str = ""
-    """How it stands in a config."""
+    """How a config uses it."""
 
 
 def entries() -> Iterator[Entry]:
@@ -79,9 +79,9 @@ def entries() -> Iterator[Entry]:
 
 
 def entry_of_path(path: str) -> Entry:
-    """A function of someone's own; an `OptionError` where there is none."""
+    """Your own function; an `OptionError` if it does not exist."""
     function = find(path)
-    text = inspect.getdoc(function) or "It says nothing about itself."
+    text = inspect.getdoc(function) or "It has no docstring."
     summary, _, rest = text.partition("\n")
     parameters = inspect.signature(function).parameters.values()
     reads = tuple(one.name for one in parameters if one.default is one.empty)

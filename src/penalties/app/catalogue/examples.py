@@ -1,4 +1,4 @@
-"""How each thing that a config may name stands in one. A test trains with every one of them."""
+"""An example of everything that a config may name. A test trains with each of them."""
 
 from typing import Final
 
@@ -43,8 +43,8 @@ _TERMS: Final[dict[str, tuple[str, ...]]] = {
 _INSTEAD: Final = {
     "kl_divergence": "# For distributions; lines of text have one token per position: see kl_estimate.",
     "js_divergence": "# For distributions; lines of text have one token per position: see kl_estimate.",
-    "gradient_penalty": f"# For functions of one's own; of log-probabilities: see {_BATCH}gradient_penalty.",
-    "interpolated_gradient_penalty": f"# For functions of one's own: see {_BATCH}gradient_penalty.",
+    "gradient_penalty": f"# For your own functions; for log-probabilities, see {_BATCH}gradient_penalty.",
+    "interpolated_gradient_penalty": f"# For your own functions: see {_BATCH}gradient_penalty.",
 }
 """Penalties that a config has no inputs for."""
 

@@ -1,4 +1,4 @@
-"""`penalties ablate`: what each term does, by what a run is without it."""
+"""`penalties ablate`: what each term does, shown by a run without it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,21 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _LINES: Final = 5
-"""For the steps of each run, in a pipe."""
+"""Lines for the steps of each run, in a pipe."""
 
 
 @click.command("ablate")
 @click.argument("config_path", metavar="[CONFIG]", required=False)
 @values
 @click.option(
-    "--sweep", "sweeps", multiple=True, metavar="KEY=A,B,C", help="Vary a value instead, as kl.weight=0.01,0.1,1."
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="KEY=A,B,C",
+    help="Vary a value, such as kl.weight=0.01,0.1,1.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, for the spread.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs per variant.")
 @click.option(
     "--remove/--keep", "remove", default=True, help="Remove each term in turn (default), or keep each one alone."
 )
 @folder_of("runs")
-@click.option("--resume", is_flag=True, help="Go on with an ablation; runs that are finished stay as they are.")
+@click.option("--resume", is_flag=True, help="Resume an ablation; finished runs are kept.")
 @quiet
 @as_json
 @debug
@@ -45,7 +49,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train as CONFIG says, and again without each of its terms; compare in a table and in one report.
+    """Train CONFIG, and again without each of its terms; compare them in a table and one report.
 
     All runs of one seed see the same data in the same order.
     """
@@ -57,7 +61,7 @@ def command(
     from ..train.progress import Progress, chosen
 
     if sweeps and not remove:
-        raise click.UsageError("--sweep and --keep exclude each other: a sweep removes no terms")
+        raise click.UsageError("--sweep and --keep cannot be combined: a sweep removes no terms")
 
     def loaded(more: Sequence[str]) -> "Config":
         return load(config_path, [*overrides, *more])

@@ -24,10 +24,10 @@ __all__ = ["command"]
 @quiet
 @debug
 def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet: bool) -> int:
-    """Say everything that is wrong with a config.
+    """List every problem of a config.
 
-    CONFIG is a TOML file; without it, or as `demo`, it is the one that is built in. Files, functions, options and
-    every line of the data are looked at; nothing is trained.
+    CONFIG is a TOML file; without it, or with `demo`, the built-in config is checked. Files, functions, options and
+    every line of the data are checked; nothing is trained.
     """
     source = config or "demo"
     loaded: Config | None = None
@@ -83,14 +83,14 @@ class _Unknown:
 
 
 def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
-    """Look at every line of the data: how many can be used, what is wrong, and what is left out."""
+    """Check every line of the data: how many can be used, the problems, and what is left out."""
     from ...training.local.model import TINY
     from ...training.local.tiny import CONTEXT, ByteTokenizer
     from ..data import Stream
 
     tokenizer: Any = ByteTokenizer()
     if config.model.name != TINY:
-        # Nothing is downloaded to look at lines: how many tokens they are is seen when training begins.
+        # No tokenizer is downloaded to check lines: tokens are counted when training starts.
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": None})})
         tokenizer = _Unknown()
     try:
@@ -101,12 +101,12 @@ def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
 
 
 def _notes(config: "Config") -> list[Problem]:
-    """What is not wrong, and may not be meant."""
+    """Things that are allowed, but probably not intended."""
     base = config.base
     terms = [*config.pipeline(), *([base] if isinstance(base, Term) else [])]
     read = {name.removeprefix("flat_") for term in terms for name in term.inputs.values()}
     notes = [
-        Problem(f"references.{name}", "no term reads it; it takes a pass through a model all the same")
+        Problem(f"references.{name}", "no term reads it, but it costs a pass through a model")
         for name in config.references
         if name not in read and config.train.loss != "dpo"
     ]

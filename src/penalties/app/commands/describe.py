@@ -21,10 +21,10 @@ __all__ = ["command"]
 @as_json
 @debug
 def command(name: str, as_json: bool) -> None:
-    """Describe what a config may name, and each of its tables.
+    """Describe anything that a config may name, and each of its tables.
 
-    NAME is a penalty, a loss, a schedule, a reference, a sink, an input, a table as `train`, a key as `train.steps`,
-    or a function of your own, as `package.module:function`. A kind of them, as `schedule`, is listed.
+    NAME is a penalty, a loss, a schedule, a reference, a sink, an input, a table such as `train`, a key such as
+    `train.steps`, or your own function, `package.module:function`. A kind, such as `schedule`, lists its members.
     """
     everything = list(entries())
     found = _found(name, everything)
@@ -43,7 +43,7 @@ def command(name: str, as_json: bool) -> None:
 
 
 def _found(name: str, everything: Sequence[Entry]) -> list[Entry]:
-    """What has this name; empty where nothing has."""
+    """The entries of this name."""
     found = [entry for entry in everything if name in (entry.name, f"[{entry.name}]", f"[[{entry.name}]]")]
     table, _, key = name.partition(".")
     keys = [
@@ -64,7 +64,7 @@ def _found(name: str, everything: Sequence[Entry]) -> list[Entry]:
 def _unknown(name: str, everything: Sequence[Entry]) -> click.BadParameter:
     known = [*(entry.name for entry in everything), *LISTED]
     known += [f"{entry.name}.{value.name}" for entry in everything if entry.kind == "table" for value in entry.values]
-    hint = nearest(name, known) or "; `penalties list` says what there is"
+    hint = nearest(name, known) or "; `penalties list` shows all names"
     return click.BadParameter(f'there is no "{name}"{hint}', param_hint="NAME")
 
 
@@ -91,7 +91,7 @@ def _show(entry: Entry) -> None:
 
 
 def _row(value: Value) -> tuple[str, str, str, str]:
-    return value.name, value.default or "(must be given)", value.allowed, value.meaning
+    return value.name, value.default or "(required)", value.allowed, value.meaning
 
 
 def _indented(text: str) -> str:

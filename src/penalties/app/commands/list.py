@@ -14,7 +14,7 @@ from .options import as_json, debug
 __all__ = ["LISTED", "command", "show"]
 
 LISTED: Final = [kind for kind in KINDS if kind not in ("key", "function")]
-"""The kinds of which there is a list."""
+"""The kinds that are listed."""
 
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -33,7 +33,7 @@ def _known(ctx: click.Context, param: click.Parameter, kind: Any) -> Any:
 @as_json
 @debug
 def command(kind: str | None, as_json: bool) -> None:
-    """List penalties, losses, schedules and whatever else a config may name.
+    """List penalties, losses, schedules and everything else that a config may name.
 
     KIND is what to list; everything by default.
     """
@@ -50,4 +50,4 @@ def show(found: Sequence[Entry]) -> None:
         rows = [(one.name, one.summary) for one in found if one.kind == name]
         table(f"{name}: {KINDS[name]}", ("name", "what it is"), rows)
         click.echo()
-    click.echo("`penalties describe NAME` says more about each.")
+    click.echo("`penalties describe NAME` shows more about each.")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what is said of them."""
+"""Options that several commands share."""
 
 import contextlib
 import shlex
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def debug(function: F) -> F:
-    """`--debug`: what the program itself looks for where something went wrong."""
+    """`--debug`, which the program itself reads if something fails."""
     return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(function)
 
 
@@ -26,7 +26,7 @@ def folder_of(what: str) -> Callable[[F], F]:
         "--run",
         "folder",
         type=click.Path(path_type=Path, file_okay=False),
-        help=f"The folder of the {what}; by default one in runs/, by the name of the config.",
+        help=f"The folder of the {what}; by default a folder in runs/ named after the config.",
     )
 
 
@@ -37,18 +37,18 @@ def quiet(function: F) -> F:
 
 def as_json(function: F) -> F:
     """`--json`: the argument `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for a machine to read.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
 
 
 def values(function: F) -> F:
     """`--set KEY=VALUE`, any number of them: the argument `overrides`."""
-    text = "Set a value of the config, as train.steps=200 or kl.weight=0.1; without a value, its default."
+    text = "Set a value of the config, such as train.steps=200 or kl.weight=0.1; without a value, its default."
     option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=text)
     return option(function)
 
 
 def command_line(name: str, config_path: str | None, overrides: Sequence[str], *more: str) -> str:
-    """A command that can be pasted.
+    """A command line that can be pasted into a shell.
 
     >>> command_line("check", "my config.toml", ["train.steps=5"], "--quiet")
     "penalties check 'my config.toml' --set train.steps=5 --quiet"
@@ -59,7 +59,7 @@ def command_line(name: str, config_path: str | None, overrides: Sequence[str], *
 
 @contextlib.contextmanager
 def telling_what_checks(config_path: str | None, overrides: Sequence[str]) -> Generator[None]:
-    """Leave the command that lists everything wrong with a config beside an error of which a line is shown."""
+    """Add the command that lists every problem to an error that shows only the first."""
     try:
         yield
     except (ConfigError, DataError) as error:

@@ -28,8 +28,8 @@ __all__ = ["command", "told"]
 def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) -> None:
     """Write a report of one run, or compare several.
 
-    RUN is the folder of a run, as `penalties train` writes it, or that of an ablation. The report is one HTML file that
-    needs no network.
+    RUN is the folder of a run, as `penalties train` writes it, or of an ablation. The report is one HTML file that
+    works offline.
     """
     from ..report import make
 
@@ -41,9 +41,7 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise RunError(
-            f"the folder {path.parent} cannot be written to; choose a file elsewhere with --out", 2
-        ) from cause
+        raise RunError(f"the folder {path.parent} is not writable; choose another file with --out", 2) from cause
     if as_json:
         said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": told(report.comparison)}
         said["runs"] = {name: told(verdict) for name, verdict in report.verdicts.items()}
@@ -57,5 +55,5 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
 
 
 def told(verdict: Any) -> list[str] | None:
-    """The sentences of a verdict, the shortest first."""
+    """The sentences of a verdict, the headline first."""
     return None if verdict is None else str(verdict).splitlines()

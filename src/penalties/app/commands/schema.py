@@ -15,7 +15,7 @@ __all__ = ["command"]
 def command(out: Path | None) -> None:
     """Print the JSON Schema of a config, for editors.
 
-    With `#:schema FILE` in the first line of a config, editors that know TOML complete and check it.
+    With `#:schema FILE` as the first line of a config, TOML editors complete and check it.
     """
     from ..config.schema import written
 

@@ -13,7 +13,7 @@ from .options import as_json, debug
 __all__ = ["command"]
 
 _PACKAGES: Final = ("numpy", "torch", "transformers", "peft", "tinker")
-"""Those that decide what a run gives."""
+"""The packages that a run's results depend on."""
 
 
 @click.command("version")

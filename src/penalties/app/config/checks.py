@@ -1,4 +1,4 @@
-"""Whether the tables of a config fit together, and what they name is there: files, functions, options, libraries."""
+"""Whether the tables of a config fit together, and the files, functions, options and libraries that they name exist."""
 
 import os
 import re
@@ -34,22 +34,22 @@ _NEEDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "wandb": (("wandb",), "wandb"),
     "opentelemetry": (("opentelemetry",), "otel"),
 }
-"""The packages that a choice needs, and the extra that brings them."""
+"""The packages that a choice needs, and the extra that installs them."""
 
 _STORE: Final = "sinks.mlflow.tracking_uri"
 _INSTEAD: Final[Mapping[str, str]] = {
     "backend.base_url": "TINKER_API_KEY",
     _STORE: "MLFLOW_TRACKING_USERNAME and _PASSWORD, or all of it as MLFLOW_TRACKING_URI,",
 }
-"""The variables that hold what an address must not."""
+"""The environment variables for what an address must not contain."""
 
 _USER: Final = re.compile(r"([a-zA-Z][\w+.-]{1,30}:/{1,2})[^/?#\s]+@")
-"""A user, and perhaps a password, in an address; one slash is left of two in what was taken for a path."""
+"""A user, and perhaps a password, in an address; a normalised path has one slash instead of two."""
 _PASSWORDS: Final = ("password", "passwd", "pwd", "token", "secret")
 
 
 def without_secrets(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """What was read with names in the path of secrets, so that no message repeats one; and where they are.
+    """The tables with secrets replaced by names, so that no message repeats one; and a problem for each.
 
     >>> without_secrets({"model": {"name": "https://me:pass@host/model"}})[0]
     {'model': {'name': 'https://<user>@host/model'}}
@@ -73,7 +73,7 @@ def without_secrets(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Proble
 
 
 def hidden(text: str) -> str:
-    """A text without secrets: those of the environment, and whoever an address names."""
+    """A text without secrets: those of the environment, and the users in addresses."""
     return _USER.sub(r"\1<user>@", hide(text))
 
 
@@ -83,15 +83,15 @@ def _numbered(path: tuple[str, ...], entries: Sequence[Any], index: int) -> str:
 
 def _about_secret(where: str, variable: str | None) -> str:
     if variable is not None:
-        return f"holds what {variable} is set to; keys are read from the environment, never from a config: take it out"
-    instead = f"set {_INSTEAD[where]} instead" if where in _INSTEAD else "take it out"
-    return f"holds more than an address; expected no user or password: {instead}"
+        return f"contains the value of {variable}; keys are read from the environment, never from a config: remove it"
+    instead = f"set {_INSTEAD[where]} instead" if where in _INSTEAD else "remove it"
+    return f"contains more than an address; expected no user or password: {instead}"
 
 
 def checked(config: "Config", raw: Mapping[str, Any]) -> list[Problem]:
-    """Everything that is wrong between the tables; `raw` is what was read, with what is wrong in itself."""
+    """Problems between the tables; `raw` is what was read, including values that are wrong by themselves."""
     terms, named = raw.get("term"), raw.get("references")
-    # A reference that is wrong in itself is there all the same.
+    # A reference with a problem of its own still exists.
     references = {*config.references, *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())}
     given = cast("list[Any]", terms) if isinstance(terms, list) else []
     return [
@@ -117,13 +117,13 @@ def _files(config: "Config") -> Iterator[Problem]:
             yield Problem(f"data.{key}", f'found "{given}", a folder; expected a file of JSON lines')
         elif not path.is_file():
             there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-            yield Problem(f"data.{key}", f'found "{given}", where there is no file{nearest(path.name, there)}')
+            yield Problem(f"data.{key}", f'found "{given}", which does not exist{nearest(path.name, there)}')
         elif not os.access(path, os.R_OK):
-            yield Problem(f"data.{key}", f'found "{given}", which may not be read')
+            yield Problem(f"data.{key}", f'found "{given}", which cannot be read: permission denied')
 
 
 def _models(config: "Config") -> Iterator[Problem]:
-    """Folders of models; names are looked up when the model is loaded."""
+    """Folders of models; names are looked up when a model is loaded."""
     named = {"model.name": config.model.name}
     named |= {f"references.{name}.model": getattr(one, "model", "") for name, one in config.references.items()}
     for where, given in named.items():
@@ -137,16 +137,14 @@ def _backend(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:
     for key in keys:
         if getattr(table, key) != type(table).model_fields[key].default:
             name, other = ("model", "local") if remote else ("backend", "tinker")
-            message = (
-                f'is for backend.kind = "{other}", and here it is "{backend.kind}"; expected no value: take it out'
-            )
+            message = f'is for backend.kind = "{other}", but this config has "{backend.kind}"; remove it'
             yield Problem(f"{name}.{key}", message)
     if remote and backend.base_url is not None:
         yield from _address("backend.base_url", backend.base_url)
 
 
 def _precision(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:
-    """Whether PyTorch knows the device and the numbers; whether the device is there is seen when a model is loaded."""
+    """Whether PyTorch knows the device and the dtype; whether the device exists is seen when a model is loaded."""
     given = model.device is not None or model.dtype is not None
     if not given or backend.kind != "local" or find_spec("torch") is None:
         return
@@ -158,7 +156,9 @@ def _precision(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem
         except RuntimeError:
             hint = nearest(model.device, ("cpu", "cuda", "cuda:0", "mps", "xpu"), quoted=True)
             found = shown(model.device)
-            yield Problem("model.device", f'found {found}; expected a device of PyTorch, as "cpu" or "cuda:0"{hint}')
+            yield Problem(
+                "model.device", f'found {found}; expected a device of PyTorch, such as "cpu" or "cuda:0"{hint}'
+            )
     dtype = getattr(torch, model.dtype or "float32", None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         hint = nearest(model.dtype, ("float32", "float16", "bfloat16", "float64"), quoted=True)
@@ -167,7 +167,7 @@ def _precision(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem
 
 
 def _names(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
-    """Names of terms that `--set` could not name: `term.2.weight` is that of the second, `a.b.weight` that of `a`."""
+    """Names that `--set` cannot address: `term.2.weight` is the second term's, `a.b.weight` that of `a`."""
     for index, table in enumerate(config.term):
         name = table.name or ""
         if name.isdigit() or "." in name or "=" in name:
@@ -182,11 +182,11 @@ def _address(where: str, given: str) -> Iterator[Problem]:
     except ValueError:
         right, found = False, urlsplit("")
     if found.username is not None or found.password is not None or found.query:
-        # Not repeated: it may hold what nobody else should read.
-        message = f"holds more than an address; expected no user, password or query: set {_INSTEAD[where]} instead"
+        # Not repeated: it may contain a secret.
+        message = f"contains more than an address; expected no user, password or query: set {_INSTEAD[where]} instead"
         yield Problem(where, message)
     elif not right:
-        yield Problem(where, f"found {shown(given)}; expected an address, as https://host:port")
+        yield Problem(where, f"found {shown(given)}; expected an address, such as https://host:port")
 
 
 def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
@@ -199,7 +199,7 @@ def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
         packages, extra = _NEEDS[choice]
         missing = [package for package in packages if find_spec(package) is None]
         if choice == "tensorboard" and find_spec("tensorboard") is not None:
-            # PyTorch's own writer serves as well.
+            # PyTorch's own writer works too.
             continue
         if missing:
             yield Problem(where, str(MissingLibraryError(shown(choice), joined(missing, "and"), extra)))
@@ -211,7 +211,7 @@ def _sinks(config: "Config") -> Iterator[Problem]:
     if there and scheme in ("http", "https"):
         yield from _address(_STORE, f"{scheme}{there}{rest}")
     elif there and scheme.partition("+")[0] not in ("sqlite", "file"):
-        # A database's address may have signs in a password that others may not have there.
+        # A password in a database's address may have characters that other addresses forbid.
         query = rest.partition("?")[2].lower()
         if "@" in rest or any(word in query for word in _PASSWORDS):
             yield Problem(_STORE, _about_secret(_STORE, None))

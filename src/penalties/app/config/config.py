@@ -28,11 +28,11 @@ from .tables import (
 __all__ = ["FOLDERS", "Config"]
 
 FOLDERS: Final = "folder"
-"""A key beside the tables in what `to_dict` gives."""
+"""A key beside the tables in the result of `to_dict`."""
 
 
 class Config(Table):
-    """Everything that a run is made of."""
+    """Everything that defines a run."""
 
     model: ModelTable = ModelTable()
     """The model that is trained."""
@@ -47,28 +47,28 @@ class Config(Table):
     term: list[TermTable] = Field(default=[])
     """The terms of the objective, beside the base loss."""
     sinks: SinksTable = SinksTable()
-    """Where metrics go beside the run's own log."""
+    """Where metrics go besides the run's own log."""
     _folders: tuple[str, ...] = PrivateAttr(default=())
-    """Where modules that it names were found, beside the config or in the working directory."""
+    """Where the modules that it names were found: beside the config, or in the working directory."""
 
     def to_dict(self) -> dict[str, Any]:
         """The whole config with every default, as data for JSON; there are no secrets in it.
 
-        `folder` is there where it names modules beside the config, or in the working directory: a list of where they
-        are, for whoever goes on with a run.
+        If the config names modules beside it or in the working directory, `folder` lists where they are, so that the
+        run can be resumed from anywhere.
         """
         return self.model_dump(mode="json") | ({FOLDERS: list(self._folders)} if self._folders else {})
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Config":
-        """The config that `to_dict` gave; neither files nor functions are looked for."""
+        """The config that `to_dict` returned; neither files nor functions are looked up."""
         config, problems = read(cls, {key: value for key, value in given.items() if key != FOLDERS})
         if problems:
             raise ConfigError("config", problems)
         return config.found_in(given.get(FOLDERS, ()))
 
     def found_in(self, folders: Iterable[str]) -> "Config":
-        """The same with its modules in these folders."""
+        """The same config, with its modules in these folders."""
         made = self.model_copy()
         made._folders = tuple(folders)
         return made
@@ -79,7 +79,7 @@ class Config(Table):
 
     @property
     def base(self) -> Term | dict[str, Any]:
-        """The base loss, as `forward_backward_custom` takes it; made anew each time, so keep it."""
+        """The base loss, as `forward_backward_custom` takes it. Every access makes a new one, so keep it."""
         if self.train.loss in BY_NAME:
             return {"fn": self.train.loss, "options": dict(self.train.loss_options)}
         return base_term(self.train.loss, self.train.loss_options)
@@ -92,7 +92,7 @@ class Config(Table):
         return from_config(train.schedule.model_dump(), train.learning_rate, steps=train.steps)
 
     def providers(self, teacher: Callable[[ClientTable], Any]) -> dict[str, Provider]:
-        """What makes each reference; `teacher` makes the client of another model."""
+        """The provider of each reference; `teacher` makes the client of another model."""
         return {name: _provider(table, teacher) for name, table in self.references.items()}
 
 

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a config, in words: the table and key, what was found, what is allowed."""
+"""Pydantic's errors in words: the table and key, what was found, and what is allowed."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -15,20 +15,20 @@ Schema: TypeAlias = Mapping[str, Any]
 """A node of a JSON Schema."""
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""The way to a value through tables and lists."""
+"""The path to a value through tables and lists."""
 
 _SWITCH: Final = "switch"
-"""A key of a node that takes true and false in the path of a table."""
+"""A key of a node that accepts true and false instead of a table."""
 
 _KEY: Final = ("[key]",)
-"""The end of a location where a key is wrong, and not its value."""
+"""The end of the location of a key that is wrong, rather than its value."""
 
 _SECRETS: Final = ("key", "token", "secret", "password", "credential")
-"""Words in the name of a key whose value is never repeated."""
+"""Words in the names of keys whose values are never repeated."""
 
 
 class Wrong(NamedTuple):
-    """A problem, and the path of what it is about in what was read."""
+    """A problem, and the path of the value in what was read."""
 
     problem: Problem
     path: KeyPath
@@ -41,12 +41,12 @@ def schema_of(table: Any) -> Schema:
 
 
 def found_wrong(error: "ValidationError", table: Any, raw: Mapping[str, Any]) -> list[Wrong]:
-    """Everything that pydantic found, each path once."""
+    """Every error of pydantic, one per path."""
     schema = schema_of(table)
     found: dict[str, Wrong] = {}
     for entry in error.errors(include_url=False):
         loc = entry["loc"]
-        # What is wrong with a key is told of the table that it is in.
+        # A wrong key is reported for its table.
         path, node, rest = _walk(schema, loc[:-2] if loc[-1:] == _KEY else loc)
         message, path = _message(entry, schema, node, path, rest)
         where = _where(path, raw)
@@ -84,8 +84,8 @@ def _unknown(schema: Schema, node: Schema, path: KeyPath, key: str, given: Any) 
     if not path:
         return f"no such table{nearest(key, known)} (there are {joined(known, 'and')})"
     if any(word in key.lower() for word in _SECRETS):
-        # Whatever stands there is repeated nowhere.
-        return "no such key; API keys are read from the environment (TINKER_API_KEY), never from a config: take it out"
+        # The value is not repeated: it may be a secret.
+        return "no such key; API keys are read from the environment (TINKER_API_KEY), never from a config: remove it"
     hint = nearest(key, known)
     if not hint:
         tables = cast("Mapping[str, Any]", schema["properties"])
@@ -99,11 +99,11 @@ def _properties(schema: Schema, node: Schema) -> Mapping[str, Any]:
     return resolved(schema, node.get("items", node)).get("properties", {})
 
 
-# The way to a path: through the schema, so that what pydantic puts into it for unions is left out.
+# Paths are followed through the schema, which leaves out what pydantic inserts for unions.
 
 
 def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[KeyPath, Schema, Sequence[str | int]]:
-    """As far as a location is one of the schema: the path, its node, and what is left of the location."""
+    """Follow a location through the schema: the path, its node, and the rest of the location."""
     path: KeyPath = ()
     node = schema
     for index, part in enumerate(loc):
@@ -119,12 +119,12 @@ def _walk(schema: Schema, loc: Sequence[str | int]) -> tuple[KeyPath, Schema, Se
 
 
 def resolved(schema: Schema, node: Schema) -> Schema:
-    """The node that is meant: without references to others, and without the alternative of nothing."""
+    """The node itself: references are followed, and the alternative null is dropped."""
     while "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]] | {k: v for k, v in node.items() if k != "$ref"}
     branches = [one for one in node.get("anyOf", ()) if one.get("type") not in ("null", "boolean")]
     if len(branches) == 1 and "anyOf" in node:
-        # Something or nothing: what counts is the something.
+        # Optional: only the other branch matters.
         rest = {key: value for key, value in node.items() if key != "anyOf"}
         switch = {_SWITCH: True} if {"type": "boolean"} in node["anyOf"] else {}
         return {**resolved(schema, branches[0]), **rest, **switch}
@@ -138,18 +138,18 @@ def _tagged(schema: Schema, node: Schema, part: str | int) -> Schema | None:
 
 
 def child_of(schema: Schema, node: Schema, part: str | int) -> Schema | None:
-    """The node of a key of a table, or of the entries of a list; None where there is none."""
+    """The node of a key of a table, or of the entries of a list; None if there is none."""
     if isinstance(part, int):
         child = node.get("items")
     else:
         others = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
         child = node.get("properties", {}).get(part, others[0])
-    # `true` is a table of anything, of which nothing is wrong.
+    # `true` accepts any table.
     return resolved(schema, cast("Schema", child)) if isinstance(child, Mapping) else None
 
 
 def _where(path: KeyPath, raw: Mapping[str, Any]) -> str:
-    """A path as one writes it, with terms by their names."""
+    """A path as users write it, with terms by name."""
     parts = [str(part + 1) if isinstance(part, int) else part for part in path]
     if len(path) > 1 and path[0] == "term" and isinstance(path[1], int):
         parts[1] = label_of(raw["term"], path[1])
@@ -157,7 +157,7 @@ def _where(path: KeyPath, raw: Mapping[str, Any]) -> str:
 
 
 def label_of(terms: Sequence[Any], index: int) -> str:
-    """What a term is called in messages: its name, or what would be; its number where that names no single one.
+    """What messages call a term: its name or default name, or its number if that is ambiguous.
 
     >>> label_of([{"fn": "l1"}, {"fn": "my.terms:topology"}, {"weight": 1}], 1)
     'topology'
@@ -176,11 +176,11 @@ def _label(term: Any) -> str | None:
     return found or None
 
 
-# What is allowed at a path, in words.
+# What a node allows, in words.
 
 
 def allowed(schema: Schema, node: Schema) -> str:
-    """What a node of the schema takes.
+    """What a node of the schema allows.
 
     >>> allowed({}, {"type": "integer", "minimum": 1})
     'a whole number of at least 1'

@@ -30,17 +30,17 @@ INPUTS: Final[Mapping[str, str]] = {
     "flat_logprobs": "logprobs, one sequence after the other",
     "flat_mask": "mask, in the same way",
 }
-"""What terms may read, whatever the backend."""
+"""The inputs that terms may read on every backend."""
 
 LOCAL_INPUTS: Final[Mapping[str, str]] = {
     "params": "the parameters that are trained, by name",
     "logits": "one tensor per datum, over all tokens",
     "hidden.<layer>": "one tensor per datum: the hidden states before, between and after the layers, from 0",
 }
-"""What terms may read of a model in this process."""
+"""The inputs that terms may read from a model in this process."""
 
 LOSSES: Final = ("cross_entropy", "dpo")
-"""The base losses that lines of prompt and completion, or of pairs, are enough for."""
+"""The base losses that need nothing but lines of prompts and completions, or pairs."""
 
 
 def arguments(table: "TermTable", steps: int) -> dict[str, Any]:
@@ -52,15 +52,15 @@ def arguments(table: "TermTable", steps: int) -> dict[str, Any]:
 
 
 def base_term(path: str, options: Mapping[str, Any]) -> Term:
-    """A loss of one's own: a function that asks for its inputs by name, or takes (data, logprobs)."""
-    # Made first as it is, which checks the function and its options.
+    """Your own loss: a function that reads its inputs by name, or takes (data, logprobs)."""
+    # Made without inputs first, which checks the function and its options.
     term = Term(_found(path), name=BASE, options=options)
     by_position = len(term.inputs) == 2 and not set(term.inputs) & {*INPUTS, *LOCAL_INPUTS}
     return term.replace(inputs=("data", "logprobs")) if by_position else term
 
 
 def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Problem]:
-    """What is wrong with the base loss."""
+    """Problems with the base loss."""
     train, named = config.train, sorted(references)
     if ":" in train.loss:
         try:
@@ -70,12 +70,12 @@ def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Probl
             yield Problem(where, _of_option(error))
             return
         if not term.inputs:
-            message = f"found {shown(train.loss)}, which reads nothing; expected a function of (data, logprobs)"
+            message = f"found {shown(train.loss)}, which has no inputs; expected a function of (data, logprobs)"
             yield Problem("train.loss", message)
         yield from _reads("train.loss", term, config, named, base=True)
         return
     if train.loss not in LOSSES:
-        reason = ", which needs more than lines of text" if train.loss in BY_NAME else ""
+        reason = ", which needs more than lines of text have" if train.loss in BY_NAME else ""
         names = ", ".join(f'"{one}"' for one in LOSSES)
         hint = nearest(train.loss, LOSSES, quoted=True)
         yield Problem(
@@ -86,9 +86,9 @@ def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Probl
     yield from _loss_options(train.loss, train.loss_options)
     if train.loss == "dpo" and "reference" not in named and len(named) != 1:
         add = 'add [references] with initial = { kind = "initial" }'
-        fix = 'call the one that it is to compare with "reference"' if named else add
+        fix = 'name the one to compare with "reference"' if named else add
         yield Problem(
-            "train.loss", f'found "dpo", which compares with one reference, and there are {len(named)}; {fix}'
+            "train.loss", f'found "dpo", which compares with one reference, but there are {len(named)}; {fix}'
         )
 
 
@@ -99,7 +99,7 @@ def _loss_options(loss: str, options: Mapping[str, Any]) -> Iterator[Problem]:
         try:
             if message is None:
                 Term(function, options={option: value})
-                # Values are checked before data are looked at, of which there are none.
+                # Values are checked before the data, which are empty here.
                 function(*[[]] * len(inputs_of(function)), **{option: value})
         except OptionError as error:
             message = _of_option(error)
@@ -110,7 +110,7 @@ def _loss_options(loss: str, options: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str]) -> Iterator[Problem]:
-    """What is wrong with the terms, and with the names of references; `raw` has the terms as they were read."""
+    """Problems with the terms and with the names of references; `raw` has the terms as they were read."""
     named: list[str] = []
     for name in sorted(references):
         if not name.isidentifier():
@@ -131,7 +131,9 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
         if term is None:
             continue
         if term.name in names:
-            message = f'found "{term.name}", as {names[term.name]} is called; expected a name of its own: set name'
+            message = (
+                f'found "{term.name}", which is the name of {names[term.name]} too; expected a unique name: set name'
+            )
             yield Problem(f"{where}.name", message)
         names.setdefault(term.name, where)
         yield from _reads(f"{where}.inputs", term, config, named, base=False)
@@ -141,7 +143,7 @@ _ANY: Final = Term("l1", inputs="logprobs")
 
 
 def _built(where: str, table: "TermTable", steps: int) -> tuple[Term | None, list[Problem]]:
-    """The term without what is wrong about its options, and that; no term where there is none without it."""
+    """The term without its wrong options, and the problems; None if it cannot be built without them."""
     problems: list[Problem] = []
     try:
         function = _found(table.fn)
@@ -149,7 +151,7 @@ def _built(where: str, table: "TermTable", steps: int) -> tuple[Term | None, lis
         return None, [Problem(f"{where}.fn", _of_option(error) + _similar(table.fn))]
     right: dict[str, Any] = {}
     for option, value in table.options.items():
-        message = wrong_value(function, option, value) or _refused(function, option, value)
+        message = wrong_value(function, option, value) or _option_problem(function, option, value)
         if message is None:
             right[option] = value
         else:
@@ -161,8 +163,8 @@ def _built(where: str, table: "TermTable", steps: int) -> tuple[Term | None, lis
         return None, [*problems, Problem(path, _of_option(error))]
 
 
-def _refused(function: Any, option: str, value: Any) -> str | None:
-    """What is wrong with an option by itself."""
+def _option_problem(function: Any, option: str, value: Any) -> str | None:
+    """The problem with one option by itself; None if there is none."""
     try:
         Term(function, name="any", options={option: value})
     except OptionError as error:
@@ -171,7 +173,7 @@ def _refused(function: Any, option: str, value: Any) -> str | None:
 
 
 def _found(path: str) -> Any:
-    """What a path names; whatever a module raises where it is imported is an error about the path."""
+    """The function that a path names; an exception during the import is an error about the path."""
     try:
         return find(path)
     except PenaltiesError:
@@ -188,7 +190,7 @@ def _similar(name: str) -> str:
 
 
 def _reads(where: str, term: Term, config: "Config", references: Sequence[str], *, base: bool) -> Iterator[Problem]:
-    """What a term asks for and cannot get."""
+    """Inputs of a term that do not exist."""
     local = config.backend.kind == "local"
     given = dict.fromkeys(references, True)
     try:

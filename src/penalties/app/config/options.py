@@ -1,4 +1,4 @@
-"""The options of the functions that ship here, as their signatures have them: for checks, editors and descriptions."""
+"""The options of the built-in functions, from their signatures: for checks, editors and descriptions."""
 
 import inspect
 from collections.abc import Callable
@@ -20,14 +20,14 @@ ADAPTERS: Final[dict[str, Callable[..., Any]]] = {
 """The penalties over a batch, one array per datum, by their paths."""
 
 SHIPPED: Final[dict[str, Callable[..., Any]]] = BUILT_IN | ADAPTERS | losses.BY_NAME
-"""Every function that a config may name without writing one."""
+"""Every built-in function that a config may name."""
 
 _ARRAYS: Final = ("mask", "reference", "state", "step")
-"""Parameters with a default that are no options: inputs, and what a pipeline passes."""
+"""Parameters with a default that are not options: inputs, and what a pipeline passes."""
 
 _STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False)
 _SPECIAL: Final[dict[str, Any]] = {"seed": Annotated[int, Field(ge=0)], "fn": str | None}
-"""What is written in a config where a program may pass more."""
+"""The values of a config where Python code may pass other types."""
 
 
 class Option(NamedTuple):
@@ -50,7 +50,7 @@ class Option(NamedTuple):
 
 @cache
 def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """The options of a function that ships here, by name.
+    """The options of a built-in function, by name.
 
     >>> [option.name for option in options_of(SHIPPED["kl_estimate"]).values()]
     ['estimator', 'reduction']
@@ -63,24 +63,22 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
             continue
         annotation: Any = _SPECIAL.get(one.name, one.annotation)
         if get_origin(annotation) is Literal:
-            # A term is one number: what is not reduced is none.
+            # A term is one number, so it must be reduced.
             annotation = Literal[tuple(word for word in get_args(annotation) if word != "none")]
         found[one.name] = Option(one.name, one.default, TypeAdapter(annotation, config=_STRICT))
     return found
 
 
 def inputs_of(function: Callable[..., Any]) -> list[str]:
-    """The parameters that a function reads, those without a default first."""
+    """The inputs of a function, those without a default first."""
     parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.default is one.empty] + [
-        f"{one.name} (may be left out)"
-        for one in parameters
-        if one.name in ("mask", "reference") and one.default is None
+        f"{one.name} (optional)" for one in parameters if one.name in ("mask", "reference") and one.default is None
     ]
 
 
 def wrong_value(function: Any, option: str, value: Any) -> str | None:
-    """What is wrong with the type of an option's value; None where nothing is, or the function is another's."""
+    """What is wrong with the type of an option's value; None if nothing is, or the function is not built in."""
     if function not in SHIPPED.values() or option not in options_of(function):
         return None
     known = options_of(function)[option]

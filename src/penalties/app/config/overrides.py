@@ -16,10 +16,10 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def override(raw: dict[str, Any], given: Sequence[str], tables: Sequence[str]) -> list[Problem]:
-    """Put values into what was read, each a `key=value`; what cannot be put in is a problem.
+    """Set values, each given as `key=value`, in what was read; returns a problem for each that cannot be set.
 
-    A value is what it would be in a config; where it is nothing there it is a string. Without a value the key is taken
-    out, so that its default counts. Terms are named, or numbered from 1.
+    A value is read as TOML; if it is not valid TOML, it is a string. Without a value the key is removed, so that its
+    default applies. Terms go by name, or by number from 1.
 
     >>> raw = {"train": {"steps": 60, "seed": 1}, "term": [{"fn": "kl_estimate", "name": "kl"}]}
     >>> override(raw, ["train.steps=200", "train.seed=", "kl.weight=0.1", "model.name=tiny"], ["model", "train"])
@@ -32,7 +32,7 @@ def override(raw: dict[str, Any], given: Sequence[str], tables: Sequence[str]) -
         key, equals, text = one.partition("=")
         path = [part.strip() for part in key.split(".")]
         if not equals or len(path) < 2 or not all(path):
-            problems.append(Problem(f"--set {one}", "expected a key and a value, as train.steps=200"))
+            problems.append(Problem(f"--set {one}", "expected a key and a value, such as train.steps=200"))
             continue
         message = _put(raw, path, text.strip(), tables)
         if message is not None:
@@ -52,12 +52,12 @@ def _put(raw: dict[str, Any], path: list[str], text: str, tables: Sequence[str])
         labels |= {str(index + 1): index for index in range(len(terms))}
         if len(path) < 3 or path[1] not in labels:
             there = ", ".join(label_of(terms, index) for index in range(len(terms))) or "none"
-            return f"expected a term and its key, as term.NAME.weight=0.1; the terms are: {there}"
+            return f"expected a term and its key, such as term.NAME.weight=0.1; the terms are: {there}"
         holder, path = terms[labels[path[1]]], path[2:]
     *parts, key = path
     for index in range(len(path)):
         if not _is_table(holder):
-            return f"{'.'.join(path[:index]) or 'the term'} is no table, so that nothing can be set in it"
+            return f"{'.'.join(path[:index]) or 'the term'} is not a table, so nothing can be set in it"
         if parts[index:]:
             # `true` stands for a table of defaults.
             holder[parts[index]] = {} if holder.get(parts[index]) in (None, True, False) else holder[parts[index]]
@@ -74,7 +74,7 @@ def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def value_of(text: str) -> Any:
-    """A value as TOML has it, and a string where TOML has none.
+    """A TOML value, or a string if it is not valid TOML.
 
     >>> value_of("200"), value_of("1e-3"), value_of(".5"), value_of("true"), value_of("tiny"), value_of('["a", "b"]')
     (200, 0.001, 0.5, True, 'tiny', ['a', 'b'])
@@ -86,6 +86,6 @@ def value_of(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return float(text) if _NUMBER.fullmatch(text) else text
     value = found["value"]
-    # A date, or a number that is none, is what someone calls a model.
+    # A date, or a number such as inf or nan, is meant as a name.
     odd = isinstance(value, date | time) or (isinstance(value, float) and not math.isfinite(value))
     return text if odd or len(found) > 1 else value

@@ -1,4 +1,4 @@
-"""A config of what was read: checked as a whole, with everything that is wrong, and what is left where something is."""
+"""From what was read to a config: every problem at once, and what is left without them."""
 
 import copy
 from collections.abc import Mapping
@@ -13,16 +13,15 @@ from .table import Table
 __all__ = ["UNKNOWN", "read"]
 
 UNKNOWN: Final = "?"
-"""What stands in the path of something that must be there and is not."""
+"""Stands in for a required value that is missing."""
 
 TableT = TypeVar("TableT", bound=Table)
 
 
 def read(table: type[TableT], raw: Mapping[str, Any]) -> tuple[TableT, list[Problem]]:
-    """The table of what is right, and everything that is wrong.
+    """The table without its problems, and the problems.
 
-    What is wrong is left out and the rest read again, so that what fits together can be checked all the same: one
-    mistake does not hide another.
+    Whatever is wrong is left out and the rest is read again, so that one mistake does not hide another.
     """
     problems: dict[str, Problem] = {}
     left: Any = copy.deepcopy(dict(raw))
@@ -36,17 +35,17 @@ def read(table: type[TableT], raw: Mapping[str, Any]) -> tuple[TableT, list[Prob
 
 
 def _leave_out(raw: Any, path: KeyPath) -> None:
-    """Take out the key that a path is in, so that the numbers of terms stay what they are."""
+    """Remove the key that a path leads to; terms keep their numbers."""
     table, *rest = path
     if not rest:
-        # Another mistake may have taken it out already.
+        # It may have been removed for another mistake.
         raw.pop(table, None)
         if table == "data":
             raw["data"] = {"path": UNKNOWN}
     elif isinstance(rest[0], int):
         terms = cast("list[Any]", raw["term"])
         if len(rest) == 1 or rest[1] == "fn":
-            # What is no table, or has no function, stays as a term that is not known.
+            # Something that is not a table, or has no function, stays as an unknown term.
             terms[rest[0]] = {**(terms[rest[0]] if len(rest) > 1 else {}), "fn": UNKNOWN}
         else:
             terms[rest[0]].pop(rest[1], None)

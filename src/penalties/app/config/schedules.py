@@ -1,7 +1,7 @@
 """Schedules in a config: the table of each kind, as `schedules.from_config` reads it.
 
-A value that is left out is the weight of the term, or the learning rate, that the schedule belongs to; steps that are
-left out are those of the run.
+The default value is the weight of the term, or the learning rate, that the schedule belongs to; the default number of
+steps is that of the run.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -20,76 +20,76 @@ class Constant(Table):
 
     kind: Literal["constant"]
     value: _Value | None = None
-    """The value; the weight where it is left out."""
+    """The value; by default the weight."""
 
 
 class Linear(Table):
-    """Straight from one value to another, then that one."""
+    """A straight line from one value to another, then constant."""
 
     kind: Literal["linear"]
     start: _Value = 0.0
     """The value at step 0."""
     end: _Value | None = None
-    """The value at the last of the steps; the weight where it is left out."""
+    """The value at the last of the steps; by default the weight."""
     steps: Annotated[int, Field(ge=1)] | None = None
-    """How many steps it takes; those of the run where it is left out."""
+    """How many steps it takes; by default those of the run."""
 
 
 class Warmup(Table):
-    """From 0 up to a value, then that one."""
+    """From 0 up to a value, then constant."""
 
     kind: Literal["warmup"]
     steps: Annotated[int, Field(ge=0)]
-    """The step from which on the value is reached."""
+    """The step at which the value is reached."""
     value: _Value | None = None
-    """The value; the weight where it is left out."""
+    """The value; by default the weight."""
 
 
 class Cosine(Table):
-    """From one value to another along half a cosine, then that one."""
+    """From one value to another along half a cosine, then constant."""
 
     kind: Literal["cosine"]
     start: _Value | None = None
-    """The value at step 0; the weight where it is left out."""
+    """The value at step 0; by default the weight."""
     end: _Value = 0.0
     """The value at the last of the steps."""
     steps: Annotated[int, Field(ge=1)] | None = None
-    """How many steps it takes; those of the run where it is left out."""
+    """How many steps it takes; by default those of the run."""
 
 
 class Exponential(Table):
-    """Multiplied by a rate at each step."""
+    """A value that is multiplied by a rate at each step."""
 
     kind: Literal["exponential"]
     rate: _Value
-    """What the value is multiplied by at each step."""
+    """The factor at each step."""
     value: _Value | None = None
-    """The value at step 0; the weight where it is left out."""
+    """The value at step 0; by default the weight."""
 
 
 class Piecewise(Table):
-    """A value from each given step on."""
+    """A new value from each given step on."""
 
     kind: Literal["piecewise"]
     values: Annotated[dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)$")], _Value], Field(min_length=1)]
-    """Values by the step from which on they hold, as `{ 0 = 0.0, 100 = 0.1 }`."""
+    """Values by the step from which they apply, such as `{ 0 = 0.0, 100 = 0.1 }`."""
 
 
 class Product(Table):
-    """The product of schedules, as of a warm-up and a decay."""
+    """The product of schedules, such as a warm-up and a decay."""
 
     kind: Literal["product"]
     schedules: Annotated[list["ScheduleTable"], Field(min_length=1)]
-    """The factors. What the first leaves out is the weight, what the others leave out is 1."""
+    """The factors. The default value is the weight in the first, and 1 in the others."""
 
 
 class Part(Table):
-    """A schedule, and for how long it holds."""
+    """A schedule, and how long it applies."""
 
     schedule: "ScheduleTable"
-    """The schedule, counted from its own beginning."""
+    """The schedule, whose step 0 is the start of its part."""
     steps: Annotated[int, Field(ge=1)]
-    """How many steps it holds for."""
+    """How many steps it applies."""
 
 
 class Chain(Table):
@@ -97,9 +97,9 @@ class Chain(Table):
 
     kind: Literal["chain"]
     parts: Annotated[list[Part], Field(min_length=1)]
-    """Schedules, and for how long each of them holds."""
+    """Schedules, and how long each applies."""
     last: "ScheduleTable"
-    """The schedule that holds after them."""
+    """The schedule after them."""
 
 
 ScheduleTable: TypeAlias = Annotated[

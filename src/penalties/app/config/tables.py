@@ -1,6 +1,6 @@
 """The tables of a config: the keys of each, their types, bounds and defaults.
 
-What is in a docstring here is what an editor shows beside the key. What fits together is checked in `config_checks.py`.
+Editors show these docstrings beside the keys. Whether tables fit together is checked in `checks.py`.
 """
 
 from collections.abc import Callable
@@ -35,87 +35,87 @@ _Whole: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class ModelTable(Table):
-    """The model that is trained, by an adapter (LoRA)."""
+    """The model, which is trained through an adapter (LoRA)."""
 
     name: _Text = "tiny"
     """`"tiny"`, a small random model that reads bytes; or a name on the Hugging Face hub, or a folder (`./…`, `/…`)."""
     rank: _Count = 8
-    """The rank of the adapter's matrices: more has more weights to train."""
+    """The rank of the adapter's matrices: a higher rank has more weights to train."""
     alpha: _Count = 32
     """The scale of the adapter, which is divided by the rank. Local backend."""
     target_modules: _Text | list[_Text] = "all-linear"
-    """The layers that the adapter is on, by name; by default every linear layer. Local backend."""
+    """The layers that get an adapter, by name; by default every linear layer. Local backend."""
     device: _Text | None = None
-    """Where the model is, as `"cpu"` or `"cuda:0"`; a GPU where there is one, by default. Local backend."""
+    """The device of the model, such as `"cpu"` or `"cuda:0"`; by default a GPU if there is one. Local backend."""
     dtype: _Text | None = None
-    """The precision of the model, as `"bfloat16"`; that of its files, by default. Local backend."""
+    """The precision of the model, such as `"bfloat16"`; by default that of its files. Local backend."""
 
 
 class BackendTable(Table):
     """Where the model is trained."""
 
     kind: Literal["local", "tinker"] = "local"
-    """In this process, or by a server of the Tinker API. Its key is read from TINKER_API_KEY, and from nowhere else."""
+    """In this process, or on a server of the Tinker API. Its key is read from TINKER_API_KEY only."""
     base_url: _Text | None = None
-    """The server's address; that of the hosted service, or TINKER_BASE_URL, by default. Backend tinker."""
+    """The server's address; by default TINKER_BASE_URL, or the hosted service. Backend tinker."""
     server: Literal["tinker", "skyrl"] = "tinker"
-    """How the server reduces: it sums over tokens ("tinker"), or averages ("skyrl"). Backend tinker."""
+    """How the server reduces a loss: it sums over tokens ("tinker") or averages ("skyrl"). Backend tinker."""
 
 
 class DataTable(Table):
-    """What it is trained on: a file of JSON lines."""
+    """The training data: a file of JSON lines."""
 
     path: _Text
     """Lines of `prompt` and `completion`; with `loss = "dpo"` of `prompt`, `chosen` and `rejected`."""
     eval_path: _Text | None = None
-    """The file of held-out data, with the same keys; without it nothing is evaluated."""
+    """The file of held-out data, with the same keys; without it, nothing is evaluated."""
     on_bad_line: Literal["error", "skip"] = "error"
-    """What to do about a line that cannot be used: do not begin, or go on without it."""
+    """What to do about a line that cannot be used: stop before training, or leave it out."""
     shuffle: bool = True
-    """Whether each pass through the file is in another order, by `train.seed`; otherwise it is that of the file."""
+    """Whether each pass through the file has a new order, drawn with `train.seed`; otherwise the order of the file."""
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """The most tokens of an example; what is longer is cut at its end."""
+    """The maximum number of tokens of an example; longer ones are cut at the end."""
     mask_prompt: bool = True
-    """Whether the prompt is read only, and not learned."""
+    """Whether the model only reads the prompt, and does not learn it."""
     end_token: bool = True
-    """Whether the token that ends a text follows every completion, and is learned too."""
+    """Whether the end-of-text token is added to every completion, and learned too."""
 
 
 class TrainTable(Table):
-    """How it is trained."""
+    """How the model is trained."""
 
     steps: _Count = 100
-    """Steps of the optimizer."""
+    """The number of optimizer steps."""
     batch_size: _Count = 8
-    """Lines of data in a step."""
+    """The number of lines per step."""
     loss: _Text = "cross_entropy"
     """The base loss: `"cross_entropy"`, `"dpo"`, or `"package.module:function"`, a function of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})
-    """Options of the base loss, as `{ beta = 0.1 }`."""
+    """Options of the base loss, such as `{ beta = 0.1 }`."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Whether cross_entropy is the mean over the tokens of a batch that count, or their sum."""
+    """Whether cross_entropy is the mean or the sum over the learned tokens of a batch."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The learning rate of AdamW: about how far a step moves each weight."""
     schedule: ScheduleTable | None = None
-    """The learning rate as a function of the step; constant where it is left out."""
+    """The learning rate as a function of the step; constant by default."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW's decay of the running mean of gradients: nearer to 1 is smoother and slower."""
+    """AdamW's decay of the running mean of gradients: closer to 1 is smoother and slower."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """AdamW's decay of the running mean of squared gradients, by whose root a step is divided."""
+    """AdamW's decay of the running mean of squared gradients; its root divides a step."""
     eps: Annotated[float, Field(gt=0)] = 1e-12
-    """What AdamW adds to that root, so that nothing is divided by 0."""
+    """What AdamW adds to that root, to avoid a division by 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW's weight decay: the part of each weight, times the learning rate, that a step takes off."""
+    """AdamW's weight decay: each step takes this fraction, times the learning rate, off every weight."""
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
-    """The largest norm of the whole gradient; a longer one is scaled down to it. 0 is no limit."""
+    """The largest norm of the whole gradient; a longer gradient is scaled down to it. 0: no limit."""
     seed: _Whole = 0
-    """The seed of the adapter's first weights and of the order of the data."""
+    """The seed of the adapter's initial weights and of the order of the data."""
     checkpoint_every: _Whole = 20
-    """Steps between checkpoints; 0 is one at the end alone. There is always one at the end."""
+    """Steps between checkpoints; 0: only at the end. There is always one at the end."""
     eval_every: _Count = 20
     """Steps between evaluations on `data.eval_path`."""
     gradients_every: _Whole = 10
-    """Steps between measurements of each term's gradient, its norm and the cosines to the others'; 0 is never."""
+    """Steps between measurements of each term's gradient: its norm, and the cosines with the others. 0: never."""
 
 
 class InitialTable(Table):
@@ -131,21 +131,21 @@ class ClientTable(Table):
     model: _Text
     """The model, as in `model.name`, on the same backend."""
     seed: _Whole = 0
-    """The seed of the model's weights where they are random, as those of `"tiny"` are."""
+    """The seed of the model's weights if they are random, like those of `"tiny"`."""
     cache: bool = True
-    """Whether it is asked once for each example, and not at every step."""
+    """Whether each example is evaluated once, rather than at every step."""
 
 
 class PerturbedTable(Table):
-    """Log-probabilities of the same model after a perturbed input."""
+    """Log-probabilities of the same model on perturbed inputs."""
 
     kind: Literal["perturbed"]
     token_dropout: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The probability that a token is replaced."""
     seed: _Whole = 0
-    """The seed of the draw of tokens, which is another at each step."""
+    """The seed of the draw of tokens, which differs at each step."""
     replacement: _Whole = 0
-    """The token, by its number, that it is replaced by."""
+    """The id of the token that replaces it."""
 
 
 ReferenceTable: TypeAlias = Annotated[InitialTable | ClientTable | PerturbedTable, Field(discriminator="kind")]
@@ -157,7 +157,7 @@ class EmaTable(Table):
 
     kind: Literal["ema"]
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """The part of the mean that a step keeps: nearer to 1 is smoother and slower."""
+    """The fraction of the mean that a step keeps: closer to 1 is smoother and slower."""
 
 
 class NormalizedTable(Table):
@@ -165,11 +165,11 @@ class NormalizedTable(Table):
 
     kind: Literal["normalized"]
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """The part of the scale that a step keeps: nearer to 1 is smoother and slower."""
+    """The fraction of the scale that a step keeps: closer to 1 is smoother and slower."""
 
 
 WrapTable: TypeAlias = Annotated[EmaTable | NormalizedTable, Field(discriminator="kind")]
-"""What goes around a term, by its kind."""
+"""A wrapper of a term, by its kind."""
 
 
 class TermTable(Table):
@@ -178,33 +178,33 @@ class TermTable(Table):
     fn: _Text
     """The name of a penalty (`penalties list`), or `"package.module:function"`."""
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """What its value is multiplied by in the loss."""
+    """The factor of its value in the loss."""
     name: _Text | None = None
-    """What it is called in logs and reports, the function's name by default: no dots, and not digits alone."""
+    """Its name in logs and reports, by default that of the function: no dots, and not digits alone."""
     inputs: _Text | list[_Text] | dict[str, _Text] | None = None
-    """What it reads: a name, names in order, or `{ parameter = "input" }`; by default what its parameters are named."""
+    """Its inputs: a name, names in order, or `{ parameter = "input" }`; by default the names of its parameters."""
     options: dict[str, Any] = Field(default={})
     """Options of the function."""
     enabled: bool = True
-    """Whether it is part of the objective; `false` leaves it out."""
+    """Whether it is part of the objective."""
     differentiable: bool = True
-    """Whether it has a gradient; if not it counts as a constant."""
+    """Whether it has a gradient; otherwise it counts as a constant."""
     runs: Literal["inline", "thread", "process", "async", "ray"] = "inline"
     """Where it runs: in the loop itself (`"inline"`), or in a thread, a process, an event loop or a Ray cluster."""
     timeout: Annotated[float, Field(gt=0, le=300)] | None = None
-    """Seconds before it is given up; 30 where it is left out."""
+    """Seconds until it times out; 30 by default."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What to do where it fails: end the run, or leave it out of that step."""
+    """What to do if it fails: end the run, or leave it out of that step."""
     every: _Count = 1
-    """It runs at the first step and every so many steps after it; 1 is every step."""
+    """It runs at the first step and every so many steps after that; 1: at every step."""
     idempotent: bool = False
-    """Whether it may run again where its worker was lost."""
+    """Whether it may run again after its worker was lost."""
     chunk: _Count | None = None
-    """Rows that are computed at a time, which takes less memory; all of them by default."""
+    """Rows computed at a time, to save memory; all of them by default."""
     schedule: ScheduleTable | None = None
-    """The weight as a function of the step; constant where it is left out."""
+    """The weight as a function of the step; constant by default."""
     wrap: list[WrapTable] = Field(default=[])
-    """What goes around it, from the inside out: `{ kind = "ema" }`, `{ kind = "normalized" }`."""
+    """Wrappers around it, from the inside out: `{ kind = "ema" }`, `{ kind = "normalized" }`."""
 
 
 def _switched(value: Any) -> Any:
@@ -212,7 +212,7 @@ def _switched(value: Any) -> Any:
 
 
 class _Switch:
-    """Lets `true` stand for a table of defaults, and `false` for none."""
+    """Lets `true` stand for a table of defaults, and `false` for no table."""
 
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
@@ -225,7 +225,7 @@ class TensorBoardTable(Table):
     """Scalars for TensorBoard."""
 
     folder: _Text | None = None
-    """Where they are written, each run in a folder of its name; `tensorboard` in the run's folder by default."""
+    """The folder to write to, with a subfolder per run; by default `tensorboard` in the run's folder."""
 
 
 class MLflowTable(Table):
@@ -234,22 +234,22 @@ class MLflowTable(Table):
     experiment: _Text = "penalties"
     """The experiment that the run belongs to."""
     tracking_uri: _Text | None = None
-    """The store; by default what MLFLOW_TRACKING_URI says, or `mlflow.db` in the run's folder."""
+    """The store; by default MLFLOW_TRACKING_URI, or `mlflow.db` in the run's folder."""
 
 
 class WandbTable(Table):
-    """A run of Weights & Biases, written to the run's folder; `wandb sync` sends it."""
+    """A run of Weights & Biases, written to the run's folder; `wandb sync` uploads it."""
 
     project: _Text = "penalties"
     """The project that the run belongs to."""
 
 
 class OpenTelemetryTable(Table):
-    """A span for each step and each evaluation, by the tracer that the process has."""
+    """A span for each step and each evaluation, from the process's tracer."""
 
 
 class SinksTable(Table):
-    """Where metrics go beside the run's own log: `true`, or a table with options."""
+    """Where metrics go besides the run's own log: `true`, or a table with options."""
 
     tensorboard: Annotated[TensorBoardTable | None, BeforeValidator(_switched), _Switch()] = None
     """Scalars for TensorBoard."""

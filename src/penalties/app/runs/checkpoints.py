@@ -1,9 +1,9 @@
-"""Checkpoints of a run: the model, the terms' state, and where the log stood; each whole or not there.
+"""Checkpoints of a run: the model, the state of the terms, and the size of the log; each complete, or absent.
 
 checkpoints/000020/
-├── client/               what a client in this process saved; one elsewhere keeps its own, and gives its name
-├── state.safetensors     what the terms remember, where one does
-└── checkpoint.json       the step, the size of the log, and what else going on needs
+├── client/               what a client in this process saved; a server keeps its own, by name
+├── state.safetensors     the state of the terms, if there is any
+└── checkpoint.json       the step, the size of the log, and what else resuming needs
 """
 
 import contextlib
@@ -29,30 +29,30 @@ _CLIENT: Final = "client"
 _STATE: Final = "state.safetensors"
 _VERSION: Final = 1
 _KEPT: Final = 2
-"""The last, and the one before it: should the last one be damaged, not all is lost."""
+"""The last, and the one before it, in case the last is damaged."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stood after so many steps."""
+    """The state of a run after so many steps."""
 
     step: int
-    """Steps that were finished."""
+    """Finished steps."""
     client: str
-    """What the client loads it by."""
+    """What the client loads it from."""
     notes: Mapping[str, Any]
-    """Plain data that the loop wants back."""
+    """Plain data of the training loop."""
     log_size: int
     """Bytes of the log that belong to it."""
     damaged: tuple[str, ...]
-    """Later ones that could not be used, each with the reason."""
+    """Later checkpoints that could not be used, each with the reason."""
     stored: Path | None
-    """The file of what the terms remember."""
+    """The file of the terms' state."""
     arrays: Sequence[Sequence[str]]
     """The library and the dtype of each array in it."""
 
     def state(self, device: Any = None) -> dict[str, Any]:
-        """What the terms remember, with tensors on this device."""
+        """The state of the terms, with tensors on this device."""
         if self.stored is None:
             return {}
         return _restored(load_state(self.stored, "numpy"), iter(self.arrays), device)
@@ -66,10 +66,10 @@ def commit(
     notes: Mapping[str, Any],
     announce: Callable[[], Any],
 ) -> None:
-    """Write a checkpoint, which counts from the moment that it is all on the disk.
+    """Write a checkpoint, which exists once all of it is on the disk.
 
-    `save_client(folder, name)` saves the model, in that folder or elsewhere by that name, and gives the path to load
-    it by. `announce` writes to the log what belongs to it; where the rest fails, that is taken back.
+    `save_client(folder, name)` saves the model, in that folder or elsewhere by that name, and returns the path to load
+    it from. `announce` writes to the log; if the rest fails, the log is cut back.
     """
     name = f"{step:06d}"
     folder = run.checkpoints / name
@@ -81,7 +81,7 @@ def commit(
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             client = save_client(part / _CLIENT, f"step-{name}")
-            # What is in the folder goes with it, wherever that is moved.
+            # A relative path: the folder may be moved.
             if Path(client).resolve() == (part / _CLIENT).resolve():
                 client = _CLIENT
             arrays = list(_arrays(state))
@@ -106,12 +106,12 @@ def commit(
             if state:
                 sync(part / _STATE)
                 sync(part)
-            # One of this name is a damaged one: whoever found it whole went on from it.
+            # A checkpoint of this name is damaged: otherwise the run would have resumed from it.
             discard(folder)
             part.rename(folder)
             committed = True
         except BaseException:
-            # An interruption may come between the renaming and the next line.
+            # An interruption may come between the rename and the next line.
             if not (committed or (folder.is_dir() and not part.is_dir())):
                 shutil.rmtree(part, ignore_errors=True)
                 with contextlib.suppress(OSError):
@@ -123,14 +123,14 @@ def commit(
 
 
 def latest(run: Run) -> Checkpoint | None:
-    """The last whole checkpoint of a run; None without any, and an error where there are some and none can be used."""
+    """The last complete checkpoint of a run; None if there is none. An error if none of them can be used."""
     damaged: list[str] = []
     for _, folder in sorted(_folders(run), reverse=True):
         try:
             about = json.loads((folder / _ABOUT).read_bytes())
             version = about["version"]
             if version != _VERSION:
-                raise RunError(f"{folder} has version {version}; this program reads {_VERSION}")
+                raise RunError(f"{folder} has version {version}; this version of penalties reads {_VERSION}")
             _check_files(folder, about["files"])
             client, stored = about["client"], folder / _STATE if about["has_state"] else None
             if client == _CLIENT:
@@ -141,7 +141,7 @@ def latest(run: Run) -> Checkpoint | None:
         except FileNotFoundError as error:
             damaged.append(f"{folder}: {Path(error.filename).name} is missing")
         except (ValueError, KeyError, TypeError) as error:
-            # By something else than the end of a process: the one before it is as good.
+            # Not damaged by a killed process, but the one before it may be fine.
             damaged.append(f"{folder}: {_ABOUT} cannot be read ({said(error)})")
         except _DamagedError as error:
             damaged.append(f"{folder}: {error}")
@@ -149,20 +149,20 @@ def latest(run: Run) -> Checkpoint | None:
             raise RunError(f"{folder} cannot be read: {said(error)}") from error
     if damaged:
         raise RunError(
-            f"no checkpoint can be used ({'; '.join(damaged)}); bring them back, or begin again in another folder"
+            f"no checkpoint can be used ({'; '.join(damaged)}); restore one, or start again in another folder"
         )
     return None
 
 
 class _DamagedError(Exception):
-    """A checkpoint that is not as it was written."""
+    """A checkpoint whose files have changed."""
 
 
 def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
     for name, size in sizes.items():
         found = (folder / name).stat().st_size
         if found != size:
-            raise _DamagedError(f"{name} has {found} bytes and had {size}")
+            raise _DamagedError(f"{name} has {found} bytes; expected {size}")
 
 
 def _folders(run: Run) -> list[tuple[int, Path]]:
@@ -171,7 +171,7 @@ def _folders(run: Run) -> list[tuple[int, Path]]:
     return [(int(path.name), path) for path in run.checkpoints.iterdir() if path.name.isdecimal()]
 
 
-# The arrays of a state: a file of them does not say whose they were.
+# The arrays of a state: the file does not say which library they came from.
 
 
 def _arrays(state: Any) -> Iterator[Any]:
@@ -194,7 +194,7 @@ def _kind(array: Any) -> list[str]:
 
 
 def _restored(state: Any, kinds: Iterator[Sequence[str]], device: Any) -> Any:
-    """A state of NumPy's arrays with those of the libraries that they were of."""
+    """A state of NumPy arrays, with each array converted to its library."""
     if owner(state) is not None:
         library, dtype = next(kinds)
         return _made(state, library, dtype, device)

@@ -6,8 +6,8 @@ from typing import Any, Final, cast
 
 __all__ = ["differences"]
 
-# What may be another when a run goes on: how long, and what is written and looked at, not what is trained. Whether data
-# are the same is seen by what is in them.
+# What may change when a run is resumed: its length, and what is written and measured, not what is trained. Data are
+# compared by their contents.
 _FREE: Final = (
     "train.steps",
     "train.checkpoint_every",
@@ -21,12 +21,12 @@ _FREE: Final = (
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What is another in a config that a run cannot go on with, as `"term.0.weight was 0.1 and is 0.2"`.
+    """Changes of a config with which a run cannot be resumed, such as `"term.0.weight was 0.1 and is 0.2"`.
 
     >>> differences({"train": {"steps": 3, "seed": 0}}, {"train": {"steps": 9, "seed": 1}})
     ['train.seed was 0 and is 1']
     """
-    # A schedule without steps of its own is over those of the run.
+    # A schedule without its own steps lasts as long as the run.
     free = [key for key in _FREE if key != "train.steps" or not _depends(after)]
     return [
         f"{path} was {old} and is {new}"
@@ -36,11 +36,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def _depends(config: Any) -> bool:
-    """Whether there is a schedule whose steps are those of the run."""
+    """Whether a schedule lasts as long as the run."""
     if isinstance(config, Mapping):
         table = cast("Mapping[str, Any]", config)
         without = "kind" in table and "steps" in table and table["steps"] is None
-        # A schedule in a chain is over the steps of its part.
+        # A schedule in a chain lasts as long as its part.
         return without or any(_depends(part) for key, part in table.items() if key != "parts")
     return isinstance(config, list) and any(_depends(part) for part in cast("list[Any]", config))
 
@@ -63,4 +63,4 @@ _NOTHING: Final = object()
 
 
 def _shown(value: Any) -> str:
-    return "not there" if value is _NOTHING else json.dumps(value, default=str)
+    return "missing" if value is _NOTHING else json.dumps(value, default=str)

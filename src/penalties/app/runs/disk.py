@@ -1,4 +1,4 @@
-"""Errors of the disk that say what to do, and folders removed at once."""
+"""Errors of the disk that say what to do, and folders that disappear as a whole."""
 
 import contextlib
 import errno
@@ -15,22 +15,22 @@ __all__ = ["RunError", "discard", "writing"]
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Libraries written in Rust, as safetensors is, have exceptions of their own, and the number in their text.
+# Libraries in Rust, such as safetensors, raise their own exceptions, with the number in the text.
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)")
 
 
 class RunError(PenaltiesError):
-    """A run folder that cannot be used or written; `status` is what the program exits with."""
+    """A run folder that cannot be used or written; `status` is the exit status of the program."""
 
     def __init__(self, message: str, status: int = 1) -> None:
-        """Keep the status beside the message: 2 where something else should have been asked for."""
+        """Keep the exit status beside the message: 2 if the command or config was wrong."""
         super().__init__(message)
         self.status = status
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Say in a `RunError` why this could not be written, and what to do; other errors pass."""
+    """Turn errors of the disk into a `RunError` that says what to do; other errors pass."""
     try:
         yield
     except Exception as error:
@@ -48,7 +48,7 @@ def writing(path: Path) -> Generator[None]:
 
 
 def _number(error: Exception) -> int | None:
-    """The number of the system's error that this is, if it is one."""
+    """The errno of an exception, if it has one."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _NUMBER.search(str(error))
@@ -56,7 +56,7 @@ def _number(error: Exception) -> int | None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder so that no half of it is ever seen under its name."""
+    """Remove a folder, which disappears as a whole."""
     with contextlib.suppress(FileNotFoundError):
         gone = folder.with_name(f".{folder.name}.gone")
         shutil.rmtree(gone, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object a line, complete to the last line that was written, whatever happens."""
+"""`metrics.jsonl`: one JSON object per line, complete up to the last line, whatever happens."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from .disk import RunError, writing
 __all__ = ["Log", "now", "records"]
 
 _RARELY: Final = 300
-"""How much longer it is until the file is forced to the disk again than that took."""
+"""The pause between two syncs, as a multiple of the time that a sync takes."""
 
 
 _REACH: Final = 65536
-"""Bytes that are looked through at once."""
+"""Bytes that are searched at once."""
 
 
 def now() -> str:
-    """The time as records have it.
+    """The time, in the format of records.
 
     >>> len(now())
     20
@@ -32,7 +32,7 @@ def now() -> str:
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log; a last line that is not whole is left out, and a log that is not there has none."""
+    """The records of a log, without an incomplete last line; a missing log has none."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -44,19 +44,21 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield loads(line)
             except ValueError as error:
-                raise RunError(f"{path}, line {number}: is not JSON ({error})") from error
+                raise RunError(
+                    f"{path}, line {number} is not JSON ({error}); remove the line, or restore the file"
+                ) from error
 
 
 class Log:
     """A log that is open for writing.
 
-    A line is handed to the system in one call, so that a process that is killed leaves whole lines. It is forced to
-    the disk, against a crash of the machine, as often as that takes no more than 0.3 % of the time. A line that
-    does not fit on the disk leaves nothing behind.
+    A line is written by one system call, so that a killed process leaves complete lines. It is synced to the disk,
+    against a crash of the machine, as often as that takes no more than 0.3 % of the time. A line that does not fit on
+    the disk leaves nothing behind.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a file, and cut off a last line that is not whole."""
+        """Open a file, and cut off an incomplete last line."""
         self.path = path
         self.size: int = 0
         """Bytes that were written."""
@@ -72,7 +74,7 @@ class Log:
                 raise
 
     def _whole(self) -> int:
-        """The size of the lines that are whole."""
+        """The size of the complete lines."""
         end = os.fstat(self._descriptor).st_size
         while end > 0:
             start = max(0, end - _REACH)
@@ -84,14 +86,14 @@ class Log:
         return 0
 
     def write(self, record: Mapping[str, Any]) -> str:
-        """Append a record; gives its line."""
+        """Append a record; returns its line."""
         text = hide(dumps(record))
         line = f"{text}\n".encode()
         with writing(self.path):
             rest = line
             try:
                 while rest:
-                    # The system writes what fits; the next call says why it was not all.
+                    # The system writes what fits; the next call raises the reason why that was not all.
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:
                 with contextlib.suppress(OSError):
@@ -103,7 +105,7 @@ class Log:
         return text
 
     def cut(self, size: int) -> None:
-        """Cut off what is beyond this size."""
+        """Cut off everything beyond this size."""
         os.ftruncate(self._descriptor, size)
         os.lseek(self._descriptor, size, os.SEEK_SET)
         self.size = size
@@ -114,11 +116,11 @@ class Log:
         with writing(self.path):
             os.fsync(self._descriptor)
         ended = time.monotonic()
-        # 0.1 ms on a good disk, and 30 on a slow one: then it is not for every line.
+        # A sync takes 0.1 ms on a good disk and 30 ms on a slow one: too long for every line.
         self._next = ended + _RARELY * (ended - began)
 
     def close(self) -> None:
-        """Put everything on the disk, and take no more. To close twice is to close once."""
+        """Sync and close the file. Closing twice is the same as closing once."""
         if self._descriptor < 0:
             return
         try:

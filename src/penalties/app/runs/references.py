@@ -1,4 +1,4 @@
-"""What references remember, in the run's folder: the model as it was before training is asked only once."""
+"""Cached references in the run's folder: the model before training is evaluated only once per datum."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ __all__ = ["References"]
 
 
 class References:
-    """The providers of a run, by name, and the files of those that remember."""
+    """The providers of a run, by name, and the files of those that cache."""
 
     def __init__(self, providers: Mapping[str, Provider], folder: Path) -> None:
-        """Know what earlier processes wrote down."""
+        """Load what earlier processes saved."""
         self.providers: dict[str, Any] = dict(providers)
-        self._files = {name: folder / f"{name}.npz" for name, one in providers.items() if _remembers(one)}
+        self._files = {name: folder / f"{name}.npz" for name, one in providers.items() if _caches(one)}
         self._known = dict.fromkeys(self._files, 0)
         for name, path in self._files.items():
             if path.is_file():
@@ -25,7 +25,7 @@ class References:
                 self._known[name] = len(self.providers[name])
 
     def save(self) -> None:
-        """Write down what is new."""
+        """Save what is new."""
         for name, path in self._files.items():
             provider = self.providers[name]
             if len(provider) > self._known[name]:
@@ -37,9 +37,9 @@ class References:
     def prepare(
         self, client: Any, batches: Callable[[], Iterable[list[Any]]], say: Callable[[str], None], *, trained: bool
     ) -> None:
-        """Ask for all data now where that cannot be done later: a server trains the only model that it has.
+        """Evaluate all data now if that is impossible later: a server has only the model that it trains.
 
-        Where it is `trained` already, everything must be known.
+        If that is `trained` already, everything must be cached.
         """
         if callable(getattr(client, "forward_initial", None)):
             return
@@ -48,28 +48,28 @@ class References:
                 continue
             if trained and not self._known[name]:
                 raise RunError(
-                    f"{self._files[name]} is not there, and the model as it was before training is gone; bring the "
-                    "file back, or begin again in another folder"
+                    f"{self._files[name]} is missing, and the model before training is gone; restore the file, "
+                    "or start again in another folder"
                 )
             try:
                 for data in batches():
                     provider.prepare(client, data)
-                    say(f"asking the model before training: {len(provider)} examples")
+                    say(f"evaluating the model before training: {len(provider)} examples")
             except InputError as error:
                 if not self._known[name]:
                     raise
                 raise RunError(
-                    f"references.{name}: the model before training was asked for the data of fewer steps, and is "
-                    "gone; leave train.steps as it was, or begin again in another folder",
+                    f"references.{name}: the model before training was evaluated on the data of fewer steps, and is "
+                    "gone; restore train.steps, or start again in another folder",
                     2,
                 ) from error
         self.save()
 
     def arrays(self, client: Any, data: list[Any], step: int) -> dict[str, Any]:
-        """The references of some data, made now."""
+        """The references of some data, computed now."""
         started = {name: provider.start(client, data, step=step) for name, provider in self.providers.items()}
         return {name: future.result() for name, future in started.items()}
 
 
-def _remembers(provider: Any) -> bool:
+def _caches(provider: Any) -> bool:
     return isinstance(provider, Initial) or (isinstance(provider, Teacher) and provider.cache)

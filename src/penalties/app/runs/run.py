@@ -3,12 +3,12 @@
     runs/demo/
     ├── config.json       the config with every default
     ├── metrics.jsonl     one line a step, and one for each evaluation and event
-    ├── checkpoints/      the last ones, each whole
-    ├── references/       what the model said before it was trained
+    ├── checkpoints/      the last ones
+    ├── references/       log-probabilities of the model before training, and others that are cached
     ├── report.html
-    └── lock              who writes here
+    └── lock              the process that writes here
 
-A folder holds a run from the moment that its config is there.
+A folder is that of a run as soon as it has a config.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _CONFIG: Final = "config.json"
 _METRICS: Final = "metrics.jsonl"
 _LOCK: Final = "lock"
 _REACH: Final = 65536
-# What the program itself puts into a run's folder; of anything else it takes nothing away.
+# What the program writes into a run's folder; it removes nothing else.
 _FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json")
 _FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "mlflow.db", "wandb")
 _PART: Final = re.compile(r"\.(config\.json|sinks\.json|report\.html)\.(\w+\.)?part")
@@ -52,14 +52,14 @@ class Run:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """A folder to read; nothing is looked at yet."""
+        """A folder to read; nothing is read yet."""
         self.folder: Path = Path(folder)
         self._lock: Lock | None = None
         self._log: Log | None = None
 
     @classmethod
     def create(cls, folder: str | Path, config: Any) -> "Run":
-        """A new run, in a folder that has none; `config` is resolved: a `Config`, or what its `to_dict` gives."""
+        """A new run, in a folder without one; `config` is resolved: a `Config`, or the result of its `to_dict`."""
         run = cls(folder)
         try:
             if run.folder.is_dir():
@@ -71,7 +71,7 @@ class Run:
                 run.references.mkdir(exist_ok=True)
             if run.begun():
                 raise RunError(
-                    f"{run.folder} holds a run already; go on with it by --resume, or choose another folder with --run",
+                    f"{run.folder} already has a run; resume it with --resume, or choose another folder with --run",
                     2,
                 )
             run._forget()
@@ -83,34 +83,34 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
-        """The run in a folder, to go on with it."""
+        """The run in a folder, to be resumed."""
         run = cls(folder)
         if not run.exists():
-            raise RunError(f"{run.folder} holds no run: there is no {_CONFIG} in it", 2)
+            raise RunError(f"{run.folder} is not the folder of a run: it has no {_CONFIG}", 2)
         with writing(run.folder):
             run._lock = Lock(run.folder / _LOCK)
         return run
 
     def exists(self) -> bool:
-        """Whether the folder holds a run: others have a config.json too, as models of Hugging Face do."""
+        """Whether the folder is that of a run: other folders have a config.json too, such as Hugging Face models."""
         path = self.folder / _CONFIG
         if not path.is_file() or (self.folder / _LOCK).is_file():
             return path.is_file()
-        # A copy may be without the lock.
+        # A copy may lack the lock.
         with contextlib.suppress(ValueError):
             found = json.loads(path.read_bytes())
             return isinstance(found, dict) and {"model", "data", "train"} <= set(cast("dict[str, Any]", found))
         return False
 
     def begun(self) -> bool:
-        """Whether the run ever finished a step; one that did not, as for bad data, is in nobody's way."""
+        """Whether the run ever finished a step; one that did not, for example because of bad data, may be replaced."""
         if not self.exists():
             return False
         saved = self.checkpoints.is_dir() and any(path.name.isdecimal() for path in self.checkpoints.iterdir())
         return saved or any(record["kind"] == "step" for record in self.records())
 
     def _check_own(self) -> None:
-        """Refuse a folder with anything in it that no run put there."""
+        """Raise if the folder has anything that a run did not write."""
         names = {path.name for path in self.folder.iterdir()}
         own = {*_FILES, *_FOLDERS}
         others = sorted(name for name in names - own if not _PART.fullmatch(name))
@@ -122,7 +122,7 @@ class Run:
         if others:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             raise RunError(
-                f"{self.folder} holds something else than a run: {others[0]}{more}; choose another folder with --run",
+                f"{self.folder} has files that are not of a run: {others[0]}{more}; choose another folder with --run",
                 2,
             )
 
@@ -133,26 +133,26 @@ class Run:
 
     @property
     def references(self) -> Path:
-        """The folder of what references remember."""
+        """The folder of cached references."""
         return self.folder / "references"
 
     @property
     def report(self) -> Path:
-        """Where the report is, once it is written."""
+        """The path of the report."""
         return self.folder / "report.html"
 
     @property
     def metrics(self) -> Path:
-        """Where the log is."""
+        """The path of the log."""
         return self.folder / _METRICS
 
     def config(self) -> dict[str, Any]:
-        """The resolved config that the run was made with."""
+        """The resolved config of the run."""
         path = self.folder / _CONFIG
         try:
             found = json.loads(path.read_bytes())
         except FileNotFoundError:
-            raise RunError(f"{self.folder} holds no run: there is no {_CONFIG} in it", 2) from None
+            raise RunError(f"{self.folder} is not the folder of a run: it has no {_CONFIG}", 2) from None
         except ValueError as error:
             raise RunError(f"{path} cannot be read: {error}") from error
         return found
@@ -169,10 +169,10 @@ class Run:
         return records(self.metrics)
 
     def last(self) -> dict[str, Any] | None:
-        """The last record of the log; None without any, or where a crash of the machine left something else."""
+        """The last record of the log; None if there is none, or a crash of the machine left something else."""
         try:
             with self.metrics.open("rb") as file:
-                # A line is a few thousand bytes; from the end, since a log may have a hundred thousand of them.
+                # From the end: a log may have a hundred thousand lines of a few thousand bytes.
                 size = file.seek(0, os.SEEK_END)
                 reach = _REACH
                 while True:
@@ -188,7 +188,7 @@ class Run:
 
     def begin_log(self) -> Log:
         """Open the log for writing, after what is in it."""
-        assert self._lock is not None, "a run that is only read has no log to write"
+        assert self._lock is not None, "only a run from create or open has a log to write"
         self._log = Log(self.metrics)
         return self._log
 
@@ -199,19 +199,19 @@ class Run:
         return self._log
 
     def event(self, step: int, event: str, message: str) -> tuple[dict[str, Any], str]:
-        """Write an event to the log; gives its record and its line."""
+        """Write an event to the log; returns its record and its line."""
         record = {"kind": "event", "step": step, "time": now(), "event": event, "message": message}
         return record, self.log.write(record)
 
     def _forget(self) -> None:
-        """Remove what a run left that never began."""
+        """Remove the files of a run that never finished a step."""
         with writing(self.folder):
             for path in (self.folder / _CONFIG, self.metrics, self.report, *_named(self.references, _REFERENCE)):
                 path.unlink(missing_ok=True)
         self.clean()
 
     def clean(self) -> None:
-        """Remove what was begun when an earlier process ended."""
+        """Remove what an earlier process left unfinished."""
         for folder, known in ((self.folder, _PART), (self.checkpoints, _CHECKPOINT), (self.references, _REFERENCE)):
             for left in _named(folder, known):
                 if not left.name.startswith("."):
@@ -222,7 +222,7 @@ class Run:
                     left.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, as far as it holds nothing else; for who has made it."""
+        """Remove the folder of a run that never finished a step, unless it has other files."""
         with contextlib.suppress(OSError, RunError), contextlib.ExitStack() as ending:
             ending.callback(Lock(self.folder / _LOCK).release)
             if self.begun():
@@ -236,7 +236,7 @@ class Run:
                     folder.rmdir()
 
     def close(self) -> None:
-        """Close the log and let others write. To close twice is to close once."""
+        """Close the log and release the lock. Closing twice is the same as closing once."""
         log, self._log = self._log, None
         lock, self._lock = self._lock, None
         try:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Local", "Tinker", "connect"]
 
 _ANSWER: Final = 10.0
-"""Seconds that a server may take to answer at all."""
+"""Seconds that a server may take to accept a connection."""
 _GOODBYE: Final = 10.0
-"""Seconds that a server may take to hear that the run is over."""
+"""Seconds that a server may take to close the session."""
 
 
 class Backend(Protocol):
@@ -34,7 +34,7 @@ class Backend(Protocol):
 
     @property
     def client(self) -> Any:
-        """What trains: `forward`, `forward_backward`, `optim_step`, `save_state`."""
+        """The client: `forward`, `forward_backward`, `optim_step`, `save_state`."""
         ...
 
     @property
@@ -44,34 +44,34 @@ class Backend(Protocol):
 
     @property
     def server(self) -> str:
-        """How the server reduces."""
+        """How the server reduces a loss."""
         ...
 
     @property
     def device(self) -> Any:
-        """Where terms get their tensors."""
+        """The device of the tensors that terms read."""
         ...
 
     @property
     def limit(self) -> int | None:
-        """How many tokens the model reads at most, where that is known."""
+        """How many tokens the model reads at most, if that is known."""
         ...
 
     @property
     def gradients(self) -> Any:
-        """Where gradients of terms are measured, as `track_grad_norms` takes it."""
+        """Where gradients of terms are measured, as for `track_grad_norms`."""
         ...
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
-        """The data in the types that the client takes."""
+        """The data as the client's types."""
         ...
 
     def adam(self, options: dict[str, float]) -> Any:
-        """The options of a step in the type that the client takes."""
+        """The options of a step as the client's type."""
         ...
 
     def save(self, folder: Path, name: str) -> str:
-        """Save the model and its optimizer, in this folder or elsewhere by this name; gives what loads it."""
+        """Save the model and its optimizer, in this folder or elsewhere by this name; returns the path to load."""
         ...
 
     def another(self, table: "ClientTable") -> Any:
@@ -79,7 +79,7 @@ class Backend(Protocol):
         ...
 
     def close(self, status: str) -> None:
-        """Let go of everything; the status is "success", "errored" or "interrupted"."""
+        """Release everything; the status is "success", "errored" or "interrupted"."""
         ...
 
 
@@ -111,7 +111,7 @@ class Local:
 
     @property
     def server(self) -> str:
-        """Losses are sums here too."""
+        """The local client sums losses."""
         return "tinker"
 
     @property
@@ -121,17 +121,17 @@ class Local:
 
     @property
     def device(self) -> Any:
-        """Where the model is."""
+        """The device of the model."""
         return self.client.device
 
     @property
     def limit(self) -> int | None:
-        """The model's, where it has one."""
+        """The model's context length, if it has one."""
         return None if math.isinf(self.client.context) else int(self.client.context)
 
     @property
     def gradients(self) -> Any:
-        """At what is trained."""
+        """At the trained parameters."""
         return "parameters"
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
@@ -161,7 +161,7 @@ class Local:
 
 
 def _knock(address: str) -> None:
-    """Refuse an address where nobody is: the SDK asks again and again, and says nothing meanwhile."""
+    """Raise if no server answers at an address: the SDK would retry for minutes without a message."""
     parts = urlsplit(address)
     if parts.scheme in getproxies() or parts.hostname is None:
         return
@@ -170,24 +170,24 @@ def _knock(address: str) -> None:
         socket.create_connection((parts.hostname, port), _ANSWER).close()
     except OSError as error:
         raise RunError(
-            f"nobody answers at {hide(address)} ({said(error)}); start the server, or mend backend.base_url", 2
+            f"no server answers at {hide(address)} ({said(error)}); start it, or fix backend.base_url", 2
         ) from error
 
 
 class Tinker:
-    """A model on a server of the Tinker API. The key is read from the environment, by the SDK, and kept nowhere."""
+    """A model on a server of the Tinker API. The key is read from the environment, and not stored."""
 
     def __init__(self, config: "Config", checkpoint: str | None = None) -> None:
-        """Connect, and have the model made or loaded."""
+        """Connect, and have the server create or load the model."""
         try:
             import tinker
         except ImportError as error:
             raise MissingLibraryError('backend.kind = "tinker"', "tinker", extra="tinker") from error
-        # One that was read from a file often has the end of its line.
+        # A key that was read from a file often ends with a newline.
         key = os.environ.get(API_KEY, "").strip()
         if not key:
-            # The SDK would look into files too, and say less.
-            raise RunError(f"{API_KEY} is not set; the key of the server is read from the environment: export it", 2)
+            # The SDK would search files too, with a less helpful error.
+            raise RunError(f"{API_KEY} is not set; export the key of the server in the environment", 2)
         self._sdk: Any = tinker
         self.server = config.backend.server
         self._base_url = config.backend.base_url
@@ -210,7 +210,7 @@ class Tinker:
 
     def _failure(self, error: Exception) -> RunError:
         where = self._base_url or os.environ.get("TINKER_BASE_URL") or "the hosted service"
-        return RunError(f"no model could be had from {where}: {hide(said(error))}")
+        return RunError(f"could not get a model from {where}: {hide(said(error))}")
 
     def _made(self, model: str, seed: int) -> Any:
         return self._service.create_lora_training_client(model, rank=self._rank, seed=seed)
@@ -221,29 +221,29 @@ class Tinker:
             return load(checkpoint)
         client = self._made(self._model, config.train.seed)
         with warnings.catch_warnings():
-            # Newer SDKs say that it will go: they have the other way.
+            # Newer SDKs deprecate it: they have the function above.
             warnings.simplefilter("ignore", FutureWarning)
             client.load_state_with_optimizer(checkpoint).result()
         return client
 
     @property
     def device(self) -> Any:
-        """What a server sends arrives here."""
+        """The results of a server arrive on the CPU."""
         return "cpu"
 
     @property
     def limit(self) -> int | None:
-        """A server says so when it is asked for more."""
+        """Unknown: a server raises if a text is too long."""
         return None
 
     @property
     def gradients(self) -> Any:
-        """At the log-probabilities: nothing else of the model is here."""
+        """At the log-probabilities: the rest of the model is on the server."""
         return True
 
     @property
     def tokenizer(self) -> Any:
-        """The model's; that of the built-in model needs no download."""
+        """The model's; the built-in model's needs no download."""
         return ByteTokenizer() if self._model == TINY else self.client.get_tokenizer()
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
@@ -265,7 +265,7 @@ class Tinker:
         return self._sdk.types.AdamParams(**options)
 
     def save(self, folder: Path, name: str) -> str:
-        """Have the server save it, under the run's name for the step."""
+        """Have the server save it by this name."""
         return self.client.save_state(name).result().path
 
     def another(self, table: "ClientTable") -> Any:
@@ -276,11 +276,11 @@ class Tinker:
             raise self._failure(error) from error
 
     def close(self, status: str) -> None:
-        """Tell the server; one that does not answer has had its chance."""
+        """Close the session, without waiting long for the server."""
         finish = getattr(self._service, "close", None)
         if finish is None:
             return
         try:
             finish(status).result(_GOODBYE)
         except Exception as error:
-            warnings.warn(f"the server was not told that the run is over: {hide(said(error))}", stacklevel=2)
+            warnings.warn(f"could not close the session on the server: {hide(said(error))}", stacklevel=2)

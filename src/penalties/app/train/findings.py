@@ -1,4 +1,4 @@
-"""Warnings as they arise: terms that dominate, conflict or fail, each told once and not at every step."""
+"""Warnings during training: terms that dominate, conflict or fail, each reported once rather than at every step."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,16 +9,16 @@ from ...pipeline.output import LossOutput
 __all__ = ["Findings"]
 
 _PATIENCE: Final = {"failed": 1, "dominates": 3, "conflicts": 3}
-"""The kinds that are told, and how many times in a row one is seen first: a batch or two say little.
+"""The kinds that are reported, and how many times in a row one must be seen: a batch or two say little.
 
-An explosion is none of them: how long a gradient is depends on the tokens of a batch.
+An explosion is not among them: the length of a gradient depends on the tokens of a batch.
 """
 _AGAIN: Final = 200
-"""Steps after which one that was gone is told again."""
+"""Steps of absence after which a finding is reported again."""
 
 
 class Findings:
-    """What stood out so far, so that it is told when it begins, and again only after a long absence.
+    """The findings so far, so that each is reported when it starts, and again only after a long absence.
 
     >>> from penalties import TermOutput
     >>> out = LossOutput.of([TermOutput("l1", 1000.0), TermOutput("l2", 1.0)])
@@ -28,18 +28,18 @@ class Findings:
     """
 
     def __init__(self, notes: Mapping[str, Any] | None = None) -> None:
-        """Nothing yet, or what `notes` gave."""
+        """Nothing yet, or the result of `notes`."""
         self._seen: dict[str, list[int]] = {key: list(value) for key, value in (notes or {}).items()}
-        """By finding: how many times in a row, the last step, and whether it was told."""
+        """By finding: how many times in a row, the last step, and whether it was reported."""
 
     def notes(self) -> dict[str, Any]:
-        """What is to be remembered, as plain data."""
+        """The findings so far, as plain data."""
         return {key: list(value) for key, value in self._seen.items()}
 
     def look(self, out: LossOutput, step: int, *, measured: bool = True) -> list[Finding]:
-        """What is new in the output of a step; between measurements of gradients only failures are."""
+        """New findings in the output of a step; between measurements of gradients only failures count."""
         told: list[Finding] = []
-        # Where there are no cosines, nothing is known of conflicts.
+        # Without cosines, nothing is known about conflicts.
         looked = [kind for kind in _PATIENCE if kind != "conflicts" or out.cosines is not None]
         if not measured:
             looked = ["failed"]

@@ -11,16 +11,16 @@ from .progress import STOPPING, Pace, share_of, short, sparkline, spoken
 __all__ = ["History", "Live"]
 
 _PER_SECOND: Final = 2
-"""How often the table is drawn, by a thread of its own: in that time Python does nothing else."""
+"""Drawings per second, in a thread: nothing else runs in Python meanwhile."""
 _WIDTH: Final = 20
 _WIDEST: Final = 100
 _SHORTEST: Final = 10
-"""Signs of a line with a bar at most, and of a bar or a history at least."""
+"""The maximum width of a line with a bar, and the minimum width of a bar or a history."""
 _ASCII: Final = "_.:-=+*#"
 
 
 class History:
-    """The values of a term over a run, in at most `2 * width + 1` means of equally many steps each.
+    """The values of a term over a run, as at most `2 * width + 1` means over equally many steps.
 
     >>> history = History(width=2)
     >>> for value in range(8):
@@ -37,7 +37,7 @@ class History:
         self._open: list[float] = []
 
     def add(self, value: float | None) -> None:
-        """The next value; None where there was none."""
+        """Add the next value; None if there was none."""
         self._open.append(math.nan if value is None else value)
         if len(self._open) < self._of:
             return
@@ -51,7 +51,7 @@ class History:
             self._of *= 2
 
     def values(self, most: int | None = None) -> list[float]:
-        """The means, in order, the last one perhaps of fewer; of more steps each where there are too many."""
+        """The means, in order; the last may be of fewer steps."""
         means = [*self._means, *([_mean(self._open)] if self._open else [])]
         of = 1 if most is None else max(1, -(-len(means) // most))
         return [_mean(means[start : start + of]) for start in range(0, len(means), of)]
@@ -63,10 +63,10 @@ def _mean(values: list[float]) -> float:
 
 
 class Live:
-    """The progress of a run on a terminal, drawn a few times a second whatever the steps take."""
+    """The display of a run on a terminal, drawn a few times a second, however long the steps take."""
 
     def __init__(self, out: TextIO) -> None:
-        """On this terminal; nothing is drawn yet."""
+        """Draw on this terminal, once the run begins."""
         from rich.console import Console
 
         self._console = Console(file=out)
@@ -80,13 +80,13 @@ class Live:
         self._record: Mapping[str, Any] | None = None
         self._histories: dict[str, History] = {}
         self._gradients: dict[str, float] = {}
-        """The last that was measured of each row: not every step measures them."""
+        """The last norm of each row: not every step measures them."""
         self._ended = False
         self._evaluated: Mapping[str, Any] | None = None
         self._live: Any = None
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         from rich.live import Live as RichLive
 
         self._folder = folder
@@ -101,16 +101,16 @@ class Live:
         self._doing = what
 
     def stopping(self) -> None:
-        """Shown by the next drawing."""
+        """Shown with the next drawing."""
         self._stopping = True
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
-        """Remember what is drawn next; events are printed above."""
+        """Keep what is drawn next; events are printed above the table."""
         from rich.text import Text
 
         if record["kind"] == "event":
             if record["event"] != "checkpoint":
-                # A text with a style: a style of the printing would be that of the table below it too.
+                # A styled text: a style of the call would apply to the table below it too.
                 self._console.print(Text(spoken(record, self._pace.done), _STYLES.get(record["event"], "")))
             return
         with self._lock:
@@ -127,14 +127,14 @@ class Live:
                     self._gradients[name] = norm
 
     def end(self) -> None:
-        """Draw it once more, as it was at the end."""
+        """Draw the final state."""
         if self._live is not None:
             self._doing, self._stopping, self._ended = "", False, True
             self._live.stop()
             self._live = None
 
     def picture(self) -> Any:
-        """What is drawn now: one text, drawn in 0.5 ms, where tables of rich take 3.5."""
+        """What is drawn now: one text takes 0.5 ms to draw, a table of rich 3.5."""
         from rich.text import Text
 
         made = Text(no_wrap=True, overflow="crop")
@@ -163,7 +163,7 @@ class Live:
         rows = _rows(loss)
         gradient = f"gradient {self._times} weight"
         lines = [["term", "value", *(["held out"] if evaluated else []), "weight", "of loss", gradient]]
-        # A term that rests at this step is still one.
+        # A term that does not run at this step keeps its row.
         for name in self._histories:
             part = rows.get(name, {"value": None})
             share = share_of(loss, name) if name != "loss" else None

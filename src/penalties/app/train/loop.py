@@ -1,8 +1,8 @@
-"""Training a run: the loop, and everything that it leaves behind.
+"""The training loop of a run: steps, evaluations, checkpoints and the log.
 
-A step is a forward, the terms, a backward and a step of the optimizer; then its line in the log. Whatever ends the
-process, the run goes on from its last checkpoint: what was logged after that is cut off and done again, to the same
-numbers, since the data of a step depend on nothing but the seed and its number.
+A step is a forward, the terms, a backward and an optimizer step; then its line in the log. However the process ends, it
+can be resumed from its last checkpoint: what was logged after it is cut off and done again, with the same numbers,
+since the data of a step depend only on the seed and its number.
 """
 
 import contextlib
@@ -46,10 +46,10 @@ _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
 class Interrupted(RunError):
-    """Somebody stopped the run, which can go on after `step` steps."""
+    """The user stopped the run, which can be resumed after `step` steps."""
 
     def __init__(self, folder: Path, step: int, message: str) -> None:
-        """Keep what going on needs."""
+        """Keep what resuming needs."""
         super().__init__(message)
         self.folder = folder
         self.step = step
@@ -72,7 +72,7 @@ class TermFailed(PenaltiesError):
 
 
 class Training:
-    """A run in progress: the model, the data, the objective, and where it stands."""
+    """A run in progress: the model, the data, the objective, and the current step."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Training:
         progress: Progress,
         warnings: Sequence[str] = (),
     ) -> None:
-        """At step 0; warnings are told when it begins."""
+        """At step 0; warnings are logged when it begins."""
         self.config = config
         self.run = run
         self.backend = backend
@@ -96,27 +96,28 @@ class Training:
         self.sinks = sinks
         self.progress = progress
         self.warnings = warnings
-        # Kept: what is made anew counts as another objective each time.
+        # Kept: a new one each time would count as a new objective.
         self.base: Term | dict[str, Any] = config.base
         self.pipeline: Pipeline = config.pipeline()
         self.watched: Pipeline = every_term(self.pipeline)
         self.learning_rate: Schedule = config.learning_rate()
         self.findings: Findings = Findings()
         self.done: int = 0
-        """Steps that are finished."""
+        """Finished steps."""
         self.saved: int = 0
-        """Steps of the last checkpoint."""
+        """Finished steps at the last checkpoint."""
         self.state: dict[str, Any] = {}
         self.evaluating: bool = False
 
     def begin(self, checkpoint: Checkpoint | None, *, resumed: bool) -> None:
-        """Stand where a checkpoint was made; the model is loaded already.
+        """Start at a checkpoint, whose model is loaded already.
 
-        Nothing in the folder is changed until all is known to be there: what cannot go on now may do so later.
+        Nothing in the folder changes until everything is known to be available: if it is not, the run can be resumed
+        later.
         """
         if checkpoint is not None:
             if checkpoint.notes["data"] != self.stream.fingerprint:
-                raise RunError("the data are others than those that the run began with; bring them back to go on", 2)
+                raise RunError("the data changed since the run began; restore them, then resume", 2)
             self.done = self.saved = checkpoint.step
             self.state = checkpoint.state(self.backend.device)
             self.findings = Findings(checkpoint.notes["findings"])
@@ -130,17 +131,17 @@ class Training:
             where = "the beginning" if checkpoint is None else f"the checkpoint after {steps_done(self.done)}"
             self.tell("resumed", f"from {where}")
         for damaged in () if checkpoint is None else checkpoint.damaged:
-            self.tell("warning", f"a later checkpoint is damaged and was left out: {damaged}")
+            self.tell("warning", f"a later checkpoint is damaged and was ignored: {damaged}")
         for warning in self.warnings:
             self.tell("warning", warning)
         if missing > 0:
-            self.tell("warning", f"the log lacks {missing} bytes of what was written before that checkpoint")
+            self.tell("warning", f"the log lacks {missing} bytes that were written before that checkpoint")
         problems = self.stream.problems
         if problems and self.done == 0:
             self.tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
 
     def run_all(self) -> None:
-        """Every step that is left, with evaluations and checkpoints between them."""
+        """Every remaining step, with evaluations and checkpoints between them."""
         train = self.config.train
         if self.done == 0:
             self.evaluate()
@@ -180,11 +181,11 @@ class Training:
             cosines=measured,
             server=self.backend.server,
         )
-        # Sent at once: a server can begin while the backward's answer is on its way.
+        # Sent at once: a server can start before the result of the backward has arrived.
         stepped = self.backend.client.optim_step(self.backend.adam({"learning_rate": rate, **options}))
         output, optimizer = passed.result(), stepped.result()
         loss: LossOutput = output.custom_loss
-        # A term that did not run this time keeps what it had.
+        # A term that did not run keeps its state.
         self.state |= loss.state
         plain = loss.read()
         self.done += 1
@@ -204,7 +205,7 @@ class Training:
             self.tell("warning", finding.message, step)
 
     def evaluate(self) -> None:
-        """The objective on held-out data, in the log."""
+        """Evaluate the objective on held-out data, and log it."""
         self.progress.say("evaluating")
         self.evaluating = True
         _seed(self.config.train.seed, self.done)
@@ -234,7 +235,7 @@ class Training:
         self.evaluating = False
 
     def checkpoint(self) -> None:
-        """Save everything that going on needs."""
+        """Save everything that resuming needs."""
         self.progress.say("saving a checkpoint")
         self.references.save()
         checkpoints.commit(
@@ -250,14 +251,14 @@ class Training:
 
     def _all_data(self) -> Iterator[list[Any]]:
         train = self.config.train
-        # One pass through the file has everything that later ones have.
+        # Later passes through the file have the same data.
         for step in range(min(train.steps, math.ceil(len(self.stream) / train.batch_size))):
             yield self.backend.batch(self.stream.batch(step))
         for data in self.stream.eval_batches():
             yield self.backend.batch(data)
 
     def tell(self, event: str, message: str, step: int | None = None) -> None:
-        """Write an event to the log, and show it."""
+        """Log an event, and show it."""
         self.progress.record(*self.run.event(self.done if step is None else step, event, message))
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -265,19 +266,19 @@ class Training:
 
 
 def _seed(seed: int, step: int) -> None:
-    """Seed what terms may draw from: a step draws the same whenever it is done, and nothing has to be saved."""
+    """Seed the generators that terms may use: a step draws the same numbers when it is repeated."""
     torch: Any = importlib.import_module("torch")
     drawn = zlib.crc32(f"{seed} {step}".encode())
     random.seed(drawn)
     np.random.seed(drawn)  # noqa: NPY002 (the generator that terms share)
-    # What torch.manual_seed does for every kind of device takes 60 microseconds.
+    # torch.manual_seed seeds every kind of device, which takes 60 µs.
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(drawn)
 
 
 def _described(plain: LossOutput) -> dict[str, Any]:
-    """An output as a record has it."""
+    """The output, as part of a record."""
     return {
         "loss": plain.to_dict(),
         "durations": {term.name: term.duration for term in plain.all if term.duration is not None},
@@ -291,7 +292,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """The numbers of the client and the optimizer, without those that the loss has."""
+    """The metrics of the client and the optimizer, without those of the loss."""
     assert plain.base is not None, "a config has a base loss"
     own = {**plain.metrics(), **plain.base.metrics}
     found: dict[str, float] = {}

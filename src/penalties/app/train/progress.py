@@ -1,6 +1,6 @@
-"""What is shown of a run while it trains: a live table, plain lines, JSON lines, or nothing.
+"""The display of a run while it trains: a live table, plain lines, JSON lines, or nothing.
 
-Each is given every record that goes into the log, and its line.
+Each gets every record of the log, and its line.
 """
 
 import math
@@ -28,26 +28,26 @@ __all__ = [
     "spoken",
 ]
 
-STOPPING: Final = "stopping after this step; once more to stop at once"
+STOPPING: Final = "stopping after this step; press Ctrl-C again to stop at once"
 _TOLD: Final = ("evaluating", "saving a checkpoint")
-"""What is told when it is done."""
+"""Announced when they are done."""
 _LINES: Final = 20
-"""Lines for the steps of a run, however many they are, and at most as many for its evaluations and checkpoints."""
+"""Lines for the steps of a run of any length, and at most as many for its evaluations and checkpoints."""
 
 
 class Progress(Protocol):
-    """What a run tells while it trains."""
+    """A display of a run while it trains."""
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
-        """A run in this folder begins, with that many steps, of which some are done."""
+        """A run in this folder starts, with that many steps, some of which may be done."""
         ...
 
     def say(self, what: str) -> None:
-        """What takes its time now."""
+        """What the run is doing now, if it takes a while."""
         ...
 
     def stopping(self) -> None:
-        """Somebody has asked to stop; called from a signal's handler, where nothing may wait for anything."""
+        """The user asked to stop. Called from a signal handler, so it must not block."""
         ...
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
@@ -55,7 +55,7 @@ class Progress(Protocol):
         ...
 
     def end(self) -> None:
-        """The run is over, in whatever way."""
+        """The run ended, in whatever way."""
         ...
 
 
@@ -82,10 +82,10 @@ SILENT: Final = Silent()
 
 
 class JSONProgress(Silent):
-    """The lines of the log as they are written, for a machine."""
+    """The lines of the log as they are written, for programs."""
 
     def __init__(self, out: TextIO | None = None) -> None:
-        """To the standard output, or elsewhere."""
+        """Write to the standard output, or to `out`."""
         self._out = sys.stdout if out is None else out
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
@@ -94,7 +94,7 @@ class JSONProgress(Silent):
 
 
 class Quiet(Silent):
-    """Nothing, but an answer to Ctrl-C."""
+    """Nothing, except for an answer to Ctrl-C."""
 
     def stopping(self) -> None:
         """Say so."""
@@ -105,22 +105,22 @@ class Lines:
     """A line now and then, for a pipe or a file."""
 
     def __init__(self, out: TextIO | None = None, lines: int = _LINES) -> None:
-        """To the standard output, or elsewhere; so many lines for the steps."""
+        """Write to the standard output, or to `out`, about this many lines for the steps."""
         self._out = sys.stdout if out is None else out
         self._lines = lines
         self._pace = Pace(0, 0)
         self._parts: dict[str, int] = {}
-        """By what is told: the part of the run that it was last told in."""
+        """By kind of line: the part of the run in which the last one was printed."""
         self._said = ""
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
-        """Say what is trained."""
+        """Print the folder and the steps."""
         self._pace = Pace(steps, done)
         self._parts = {}
         self._print(f"{folder}: {steps} steps" + (f", {done} of them done" if done else ""))
 
     def say(self, what: str) -> None:
-        """Print what may take long, once; evaluations and checkpoints have lines of their own."""
+        """Print what may take a while, once; evaluations and checkpoints have their own lines."""
         kind = what.partition(":")[0]
         if kind not in _TOLD and kind != self._said:
             self._said = kind
@@ -131,7 +131,7 @@ class Lines:
         _from_a_handler(STOPPING)
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
-        """Print what is worth a line."""
+        """Print the records that are worth a line."""
         kind, done = record.get("event", record["kind"]), record["step"]
         if kind == "step":
             self._pace.step(record)
@@ -145,7 +145,7 @@ class Lines:
             self._print(spoken(record, self._pace.done))
 
     def _due(self, kind: str, done: int) -> bool:
-        """Whether this is the first of its kind in a part of the run; the last step is a part of its own."""
+        """Whether this is the first of its kind in its part of the run; the last step counts as a part."""
         part = done * self._lines // max(self._pace.steps, 1)
         if self._parts.get(kind) == part:
             return False
@@ -160,10 +160,10 @@ class Lines:
 
 
 class Pace:
-    """How fast a run is, by the steps of this process."""
+    """The speed of a run, from the steps of this process."""
 
     def __init__(self, steps: int, done: int) -> None:
-        """A run of so many steps, of which some are done."""
+        """A run of so many steps, some of which may be done."""
         self.steps = steps
         self.done: int = done
         self._first = done
@@ -177,32 +177,32 @@ class Pace:
         if self.done == self._first:
             self._began = time.monotonic() - record["seconds"]
         self.done = record["step"] + 1
-        # Of the last ten steps or so.
+        # Over about the last ten steps.
         self._tokens = 0.9 * self._tokens + record["tokens"]
         self._seconds = 0.9 * self._seconds + record["seconds"]
 
     def tokens_per_second(self) -> float:
-        """In steps alone, without evaluations and checkpoints."""
+        """During steps, without evaluations and checkpoints."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def left(self) -> str:
-        """The time that the rest will take, everything included, as `"1:23"`."""
+        """The time that the rest will take, everything included, such as `"1:23"`."""
         made = self.done - self._first
         if not made:
             return "-:--"
         return clock((time.monotonic() - self._began) / made * (self.steps - self.done))
 
     def rest(self) -> str:
-        """The time that is left, or at the end that which the run took in this process, everything included."""
+        """The time that is left, or at the end the time that the run took in this process."""
         return f"{self.left()} left" if self.done < self.steps else self.elapsed()
 
     def elapsed(self) -> str:
-        """The time since this process began with the run, as `"1:23 elapsed"`."""
+        """The time since this process started the run, such as `"1:23 elapsed"`."""
         return f"{clock(time.monotonic() - self._created)} elapsed"
 
 
 def clock(seconds: float) -> str:
-    """A duration as people write it.
+    """A duration in hours, minutes and seconds.
 
     >>> clock(83), clock(4000)
     ('1:23', '1:06:40')
@@ -213,7 +213,7 @@ def clock(seconds: float) -> str:
 
 
 def short(value: Any) -> str:
-    """A number in a few signs.
+    """A number in a few characters.
 
     >>> short(0.000123456), short(3.14159), short(None), short(float("nan"))
     ('0.000123', '3.142', '-', 'nan')
@@ -224,7 +224,7 @@ def short(value: Any) -> str:
 
 
 def share_of(loss: Mapping[str, Any], name: str) -> float | None:
-    """What a term is of the loss, of sums of magnitudes; None where that says nothing."""
+    """The share of a term in the sum of magnitudes; None if it has none."""
     contributions = {key: part["contribution"] for key, part in loss["regularizers"].items()}
     if "base_loss" in loss:
         contributions["base_loss"] = loss["base_loss"]["value"]
@@ -234,7 +234,7 @@ def share_of(loss: Mapping[str, Any], name: str) -> float | None:
 
 
 def spoken(record: Mapping[str, Any], done: int) -> str:
-    """A record that is no step, in a line; steps are counted from 1, and so many of them are done.
+    """An evaluation or an event in one line; steps are counted from 1.
 
     >>> spoken({"kind": "event", "step": 3, "event": "warning", "message": "l1 dominates l2"}, done=4)
     'warning at step 4: l1 dominates l2'
@@ -245,7 +245,7 @@ def spoken(record: Mapping[str, Any], done: int) -> str:
     event, message = record["event"], record["message"]
     if event == "checkpoint":
         return f"checkpoint {message}"
-    # What is told of data, before a step, is of none.
+    # A message about the data, before the first step, belongs to no step.
     where = f" at step {record['step'] + 1}" if event == "warning" and record["step"] < done else ""
     return f"{event}{where}: {message}"
 
@@ -263,30 +263,30 @@ def _terms(record: Mapping[str, Any]) -> str:
 
 
 class Enduring:
-    """Another progress until it cannot be shown any more, as where a terminal is closed: training goes on."""
+    """Another display, until it cannot write any more, for example to a closed terminal: training continues."""
 
     def __init__(self, shown: Progress) -> None:
-        """What is shown."""
+        """Wrap a display."""
         self._shown = shown
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
-        """As the other."""
+        """Pass it on."""
         self._try(lambda: self._shown.begin(folder, steps, done))
 
     def say(self, what: str) -> None:
-        """As the other."""
+        """Pass it on."""
         self._try(lambda: self._shown.say(what))
 
     def stopping(self) -> None:
-        """As the other."""
+        """Pass it on."""
         self._try(self._shown.stopping)
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
-        """As the other."""
+        """Pass it on."""
         self._try(lambda: self._shown.record(record, line))
 
     def end(self) -> None:
-        """As the other."""
+        """Pass it on."""
         self._try(self._shown.end)
 
     def _try(self, show: Callable[[], None]) -> None:
@@ -297,12 +297,12 @@ class Enduring:
 
 
 def _from_a_handler(text: str) -> None:
-    """Print from a signal's handler: `print` fails where the signal came in the midst of another one."""
+    """Print from a signal handler: `print` fails if the signal interrupted another `print`."""
     os.write(2, f"{text}\n".encode())
 
 
 def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None, lines: int = _LINES) -> Progress:
-    """What suits the options of a command and where its output goes; in a pipe, so many lines for the steps."""
+    """The display for the options of a command and its output; in a pipe, about this many lines for the steps."""
     return Enduring(_chosen(quiet=quiet, json=json, out=out, lines=lines))
 
 
@@ -320,7 +320,7 @@ def _chosen(*, quiet: bool, json: bool, out: TextIO | None, lines: int) -> Progr
 
 
 def sparkline(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:
-    """Numbers as a line of marks, from the least to the most of them; a gap where one is no number.
+    """Numbers as a row of bars, from the smallest to the largest; a gap for one that is not finite.
 
     >>> sparkline([0.0, 1.0, 2.0, float("nan"), 7.0])
     '▁▂▃ █'

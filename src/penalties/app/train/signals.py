@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks, the second one insists."""
+"""Ctrl-C: the first one stops after the step, the second one at once."""
 
 import contextlib
 import signal
@@ -14,11 +14,11 @@ _NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Interruption:
-    """Whether somebody wants the run to stop, while it is entered.
+    """Whether the user wants the run to stop; signals are caught inside the `with` block.
 
-    The first signal is remembered, and told to `asked`, whose errors count for nothing; a second one raises
-    `KeyboardInterrupt` wherever the program is. Outside the main thread, where Python takes no signals, nothing is
-    changed.
+    The first signal is remembered, and `notify` is called, whose errors are ignored; a second one raises
+    `KeyboardInterrupt` wherever the program is. Outside the main thread, where Python handles no signals, nothing
+    changes.
 
     >>> with Interruption(lambda: print("after this step")) as interruption:
     ...     signal.raise_signal(signal.SIGINT)
@@ -27,9 +27,9 @@ class Interruption:
     True
     """
 
-    def __init__(self, asked: Callable[[], None]) -> None:
-        """Nobody has asked yet."""
-        self._asked = asked
+    def __init__(self, notify: Callable[[], None]) -> None:
+        """No signal yet."""
+        self._notify = notify
         self._came = False
         self._before: dict[int, Any] = {}
 
@@ -38,17 +38,17 @@ class Interruption:
         return self._came
 
     def __enter__(self) -> "Interruption":
-        """From now on signals are remembered."""
+        """Catch signals from now on."""
         if threading.current_thread() is threading.main_thread():
             for name in _NAMES:
                 number = getattr(signal, name, None)
-                # One that is ignored stays so: as SIGHUP is under nohup.
+                # An ignored signal stays ignored, like SIGHUP under nohup.
                 if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """As before."""
+        """Restore the handlers."""
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
@@ -57,6 +57,6 @@ class Interruption:
         if self._came:
             raise KeyboardInterrupt
         self._came = True
-        # It may write to a terminal that is gone: an error here would end the step, and there would be no checkpoint.
+        # It may write to a closed terminal: an error here would end the step without a checkpoint.
         with contextlib.suppress(Exception):
-            self._asked()
+            self._notify()

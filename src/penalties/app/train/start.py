@@ -26,13 +26,13 @@ __all__ = ["check_config", "train"]
 
 
 def train(config: "Config", folder: str | Path, *, resume: bool = False, progress: Progress = SILENT) -> Run:
-    """Train the run of a folder to its end, and give it back, closed.
+    """Train the run of a folder to its end; returns it, closed.
 
-    With `resume` it goes on from its last checkpoint, or begins where it never did. Ctrl-C ends the step, saves a
+    With `resume` it continues from its last checkpoint, or starts if it never did. Ctrl-C finishes the step, saves a
     checkpoint and raises `Interrupted`; a second one raises it at once.
     """
     there = Run(folder)
-    # One that never began may begin with another config.
+    # A run that never began may have another config.
     resumed = resume and there.exists() and (there.begun() or not differences(_before(there), config.to_dict()))
     with Run.open(folder) if resumed else Run.create(folder, config) as run, contextlib.ExitStack() as ending:
         checkpoint = checkpoints.latest(run)
@@ -40,7 +40,7 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
         progress.begin(run.folder, config.train.steps, 0 if checkpoint is None else checkpoint.step)
         ending.callback(progress.end)
         if not left:
-            progress.say("the run was finished before")
+            progress.say("the run is already finished")
             return run
         run.begin_log()
         with _opened(run, config, checkpoint, progress) as training:
@@ -50,33 +50,35 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
 
 
 def _before(run: Run) -> dict[str, Any]:
-    """The config of a run that is there; options that are newer than it have their defaults."""
+    """The config of an existing run; options that are newer than the run have their defaults."""
     from ..config import Config, ConfigError
 
     try:
         return Config.from_dict(run.config()).to_dict()
     except ConfigError as error:
-        raise RunError(f"{run.folder}: its config is of another version: {error.problems[0]}", 2) from error
+        raise RunError(
+            f"{run.folder}: its config is from another version of penalties: {error.problems[0]}", 2
+        ) from error
 
 
 def check_config(run: Run, config: "Config") -> None:
-    """Refuse a config that is not the run's."""
+    """Raise if the config is not that of the run."""
     changed = differences(_before(run), config.to_dict())
     if changed:
         raise RunError(
-            f"{run.folder}: its config is another: {'; '.join(changed[:3])}; a run goes on as it began: give it the "
-            "same config, or choose another folder with --run",
+            f"{run.folder}: its config changed: {'; '.join(changed[:3])}; resume it with the same config, or "
+            "choose another folder with --run",
             2,
         )
 
 
 def _begin(run: Run, config: "Config", done: int) -> bool:
-    """Make sure that the run can go on with the config; False where there is nothing left to do."""
+    """Check that the run can continue with the config; returns False if it is finished."""
     check_config(run, config)
     run.clean()
     if done > config.train.steps:
         raise RunError(
-            f"{run.folder}: {steps_done(done)} are done; train.steps is {config.train.steps}, expected as many or more",
+            f"{run.folder}: {steps_done(done)} are done; train.steps is {config.train.steps}, expected at least that",
             2,
         )
     last = run.last()
@@ -85,7 +87,7 @@ def _begin(run: Run, config: "Config", done: int) -> bool:
 
 @contextlib.contextmanager
 def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress: Progress) -> Generator[Training]:
-    """A training that is ready, and everything that it needs closed at the end."""
+    """The training, ready to begin; everything that it needs is closed at the end."""
     from ..data import Stream
 
     status, training, sinks = "errored", None, None
@@ -104,7 +106,7 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
 
             def warn(message: str) -> None:
                 if training is None:
-                    # The log may still be cut.
+                    # Later: the log may still be cut.
                     early.append(message)
                 else:
                     training.tell("warning", message)
@@ -120,17 +122,17 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             if isinstance(error, Interrupted):
                 raise
             done, saved = (before, before) if training is None else (training.done, training.saved)
-            _leave_word(run, done, "interrupted", f"at once, after {steps_done(done)}")
-            last = f"the last checkpoint is that after {steps_done(saved)}" if saved else "there is no checkpoint yet"
-            raise Interrupted(run.folder, saved, f"stopped at once after {steps_done(done)}, and {last}") from None
+            _log_end(run, done, "interrupted", f"immediately, after {steps_done(done)}")
+            last = f"the last checkpoint is after {steps_done(saved)}" if saved else "there is no checkpoint yet"
+            raise Interrupted(run.folder, saved, f"stopped immediately after {steps_done(done)}; {last}") from None
         except Exception as error:
-            _leave_word(run, before if training is None else training.done, "failed", hide(said(error)))
+            _log_end(run, before if training is None else training.done, "failed", hide(said(error)))
             if training is not None and isinstance(error, TermError):
                 raise TermFailed(error, training.done, evaluating=training.evaluating) from error
             raise
 
 
-def _leave_word(run: Run, step: int, event: str, message: str) -> None:
-    """Write how the run ended; the log itself may be what failed."""
+def _log_end(run: Run, step: int, event: str, message: str) -> None:
+    """Log how the run ended; the log itself may be what failed."""
     with contextlib.suppress(RunError, OSError):
         run.event(step, event, message)
