@@ -107,7 +107,7 @@ class TestVariants:
             variants(loading(path), sweeps=["kl.weight=1,heavy"])
 
     def test_without_terms_there_is_nothing_to_remove(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="has no \\[\\[term\\]\\]"):
+        with pytest.raises(RunError, match="no enabled \\[\\[term\\]\\]"):
             variants(loading(write_config(tmp_path, terms="")))
 
     def test_a_term_that_is_not_enabled_is_not_removed(self, path: Path) -> None:
@@ -144,7 +144,7 @@ class TestRuns:
         def other(more: Sequence[str]) -> Config:
             return load(path, ["train.learning_rate=0.5", *more])
 
-        with pytest.raises(RunError, match="its config is another: train.learning_rate was") as raised:
+        with pytest.raises(RunError, match="its config changed: train.learning_rate was") as raised:
             ablate(variants(other), tmp_path / "out", resume=True, progress=silent)
         assert raised.value.status == 2
         assert (tmp_path / "out" / "ablation.json").read_bytes() == before

@@ -321,7 +321,7 @@ def test_gradients_at_other_places_stand_apart(tmp_path):
     base = Part(lambda step: 2.0, lambda step: 1.0, place="flat_logprobs")
     text = made(write_run(tmp_path, steps=3, base=base, parts=parts, cosines=lambda *_: 0.5))
     titles = re.findall("<figcaption><strong>(.*?)</strong>", text)
-    assert titles[1:4] == ["Gradient norms", "Shares of the gradient", "Gradient norms at other places"]
+    assert titles[1:4] == ["Gradient norms", "Shares of the gradient", "Gradient norms at other inputs"]
     assert "norm 0.1 at the parameters" in text
     assert "flat_logprobs" not in text
     matrix = text.partition('class="cosines"')[2].partition("</table>")[0]

@@ -74,9 +74,9 @@ def test_ticks_are_round_and_few():
 
 
 def test_places_run_from_the_low_end_to_the_high_end():
-    assert Scale(1, 3).places(np.array([1.0, 2.0, 3.0, 5.0])).tolist() == [0, 0.5, 1, 2]
-    assert Scale(1, 100, log=True).places(np.array([1.0, 10.0, 100.0])).tolist() == [0, 0.5, 1]
-    assert Scale(3, 3).place(3) == 0.5
+    assert Scale(1, 3).positions(np.array([1.0, 2.0, 3.0, 5.0])).tolist() == [0, 0.5, 1, 2]
+    assert Scale(1, 100, log=True).positions(np.array([1.0, 10.0, 100.0])).tolist() == [0, 0.5, 1]
+    assert Scale(3, 3).position(3) == 0.5
 
 
 def test_a_scale_has_room_for_its_numbers_and_ends_at_zero():
@@ -90,9 +90,9 @@ def test_a_scale_has_room_for_its_numbers_and_ends_at_zero():
 
 
 def test_equal_numbers_lie_in_the_middle():
-    assert fitted(np.array([2.0, 2.0])).place(2.0) == pytest.approx(0.5)
-    assert fitted(np.array([0.0])).place(0.0) == pytest.approx(0.5)
-    assert fitted(np.array([5.0]), log=True).place(5.0) == pytest.approx(0.5, abs=0.05)
+    assert fitted(np.array([2.0, 2.0])).position(2.0) == pytest.approx(0.5)
+    assert fitted(np.array([0.0])).position(0.0) == pytest.approx(0.5)
+    assert fitted(np.array([5.0]), log=True).position(5.0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_without_numbers_there_is_still_a_scale():
@@ -107,7 +107,7 @@ def test_a_log_scale_ends_at_ticks():
 
 def test_zeros_have_a_strip_of_their_own_on_a_log_scale():
     scale = fitted(np.array([0.0, 1.0, 100.0]), log=True)
-    zero, one, hundred = scale.places(np.array([0.0, 1.0, 100.0]))
+    zero, one, hundred = scale.positions(np.array([0.0, 1.0, 100.0]))
     assert zero < scale.zeros / 2
     assert one == pytest.approx(scale.zeros)
     assert hundred == 1
@@ -139,5 +139,5 @@ def test_any_numbers_have_a_scale_with_ticks_on_it(values, log, zero):
     assert scale.low < scale.high < math.inf
     ticks = scale.ticks()
     assert len(ticks) <= 8
-    assert all(-1e-6 <= scale.place(tick) <= 1 + 1e-6 for tick in ticks)
+    assert all(-1e-6 <= scale.position(tick) <= 1 + 1e-6 for tick in ticks)
     assert all(map(shown, ticks))

@@ -121,7 +121,7 @@ def test_gradients_that_are_all_at_the_parameters_compare(tmp_path):
     start = Part(lambda step: 2.0, lambda step: 1.0, place="parameters", measured=10)
     run = read(write_run(tmp_path, steps=95, base=start, parts=parts))
     summary = summarise(run, CONFLICT)
-    assert [term.place for term in summary.terms.values()] == [(), (), ()]
+    assert [term.inputs for term in summary.terms.values()] == [(), (), ()]
     assert [round(term.grad_share, 3) for term in summary.terms.values()] == [0.833, 0.083, 0.083]
     assert [round(term.early, 3) for term in summary.terms.values()] == [0.833, 0.083, 0.083]
     assert len(run.terms["kl"].pull) == 10

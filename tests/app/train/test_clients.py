@@ -147,7 +147,7 @@ class TestTinker:
     ) -> None:
         monkeypatch.setenv("TINKER_API_KEY", KEY)
         monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
-        with pytest.raises(RunError, match="nobody answers at http://127.0.0.1:1 .*start the server") as raised:
+        with pytest.raises(RunError, match="no server answers at http://127.0.0.1:1") as raised:
             connect(remote(toy_config(tmp_path), "http://127.0.0.1:1" if given == "config" else None))
         assert raised.value.status == 2
 
@@ -161,7 +161,7 @@ class TestTinker:
         self, tmp_path: Path, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TINKER_API_KEY", "tml-wrong-secret")
-        with pytest.raises(RunError, match=f"no model could be had from {server.url}") as raised:
+        with pytest.raises(RunError, match=f"could not get a model from {server.url}") as raised:
             connect(remote(toy_config(tmp_path), server.url))
         assert "wrong-secret" not in str(raised.value)
 
@@ -181,7 +181,7 @@ class TestTinker:
         teacher = backend.another(ClientTable(kind="client", model="tiny"))
         assert teacher.model_id != backend.client.model_id
         server.fail("create_model", 400)
-        with pytest.raises(RunError, match="no model could be had"):
+        with pytest.raises(RunError, match="could not get a model"):
             backend.another(ClientTable(kind="client", model="tiny"))
         backend.close("success")
 
@@ -216,7 +216,7 @@ class TestOtherSdks:
 
         config = remote(self.config(tmp_path, monkeypatch, refusing), None)
         monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-        with pytest.raises(RunError, match="no model could be had from the hosted service: .*not today"):
+        with pytest.raises(RunError, match="could not get a model from the hosted service: .*not today"):
             connect(config)
 
     def test_an_older_one_loads_a_checkpoint_in_its_own_way(
@@ -242,9 +242,7 @@ class TestOtherSdks:
                 raise ConnectionError(f"with {KEY}")
 
         backend = connect(self.config(tmp_path, monkeypatch, Deaf))
-        with pytest.warns(
-            UserWarning, match="was not told that the run is over: ConnectionError: with <TINKER_API_KEY>"
-        ):
+        with pytest.warns(UserWarning, match="could not close the session.*ConnectionError: with <TINKER_API_KEY>"):
             backend.close("success")
 
     def test_an_interruption_stays_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

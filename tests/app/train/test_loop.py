@@ -273,7 +273,7 @@ class TestGoingOn:
             train(config, tmp_path / "run", progress=killing(5))
         with (tmp_path / "data.jsonl").open("a") as file:
             file.write('{"prompt": "a", "completion": "b"}\n')
-        with pytest.raises(RunError, match="the data are others"):
+        with pytest.raises(RunError, match="the data changed"):
             train(config, tmp_path / "run", resume=True)
 
     def test_what_cannot_go_on_now_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,11 +285,11 @@ class TestGoingOn:
         assert len(before) == 5
 
         def unreachable(*_: Any) -> Any:
-            raise RunError("no model could be had")
+            raise RunError("could not get a model")
 
         with monkeypatch.context() as broken:
             broken.setattr(start_module, "connect", unreachable)
-            with pytest.raises(RunError, match="no model could be had"):
+            with pytest.raises(RunError, match="could not get a model"):
                 train(config, tmp_path / "run", resume=True)
         assert records(run, "step") == before
         assert records(run, "event")[-1]["step"] == 4
@@ -302,7 +302,7 @@ class TestGoingOn:
         with pytest.raises(Interrupted):
             train(config, tmp_path / "run", progress=killing(5))
         progress = SimpleNamespace(**vars(killing(9)) | {"say": _interrupt})
-        with pytest.raises(Interrupted, match="at once after 4 steps, and the last checkpoint is that after 4 steps"):
+        with pytest.raises(Interrupted, match="immediately after 4 steps; the last checkpoint is after 4 steps"):
             train(config, tmp_path / "run", resume=True, progress=progress)
 
     def test_data_may_be_elsewhere(self, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ class TestGoingOn:
             train(config, tmp_path / "run", progress=killing(5))
         path = tmp_path / "run" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"gone": {"x": 1}}))
-        with pytest.raises(RunError, match="its config is of another version: gone: no such table") as raised:
+        with pytest.raises(RunError, match="another version of penalties: gone: no such table") as raised:
             train(config, tmp_path / "run", resume=True)
         assert raised.value.status == 2
 
@@ -341,7 +341,7 @@ class TestGoingOn:
         else:
             with pytest.raises(Interrupted):
                 train(toy_config(tmp_path), tmp_path / "run", progress=killing(5))
-        with pytest.raises(RunError, match="steps are done; train.steps is 3, expected as many or more") as raised:
+        with pytest.raises(RunError, match="steps are done; train.steps is 3") as raised:
             train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
         assert raised.value.status == 2
         assert Run(tmp_path / "run").config()["train"]["steps"] == 6
@@ -353,7 +353,7 @@ class TestGoingOn:
         (tmp_path / "run" / "checkpoints" / "000004" / "client" / "toy.safetensors").write_bytes(b"no")
         run = train(config, tmp_path / "run", resume=True)
         (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
-        assert "a later checkpoint is damaged and was left out: " in warning["message"]
+        assert "a later checkpoint is damaged" in warning["message"]
         whole = train(config, tmp_path / "whole")
         assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
 
@@ -394,7 +394,7 @@ class TestGoingOn:
         with pytest.raises(Interrupted):
             train(config, tmp_path / "run", progress=killing(5))
         (tmp_path / "run" / "references" / "initial.npz").unlink()
-        with pytest.raises(RunError, match="initial.npz is not there, and the model as it was before training is gone"):
+        with pytest.raises(RunError, match="initial.npz is missing"):
             train(config, tmp_path / "run", resume=True)
 
     def test_a_server_that_does_not_answer_is_named_as_it_is(
@@ -409,7 +409,7 @@ class TestGoingOn:
 
     def test_more_steps_than_it_was_asked_for_are_refused(self, tmp_path: Path) -> None:
         train(toy_config(tmp_path, steps=1), tmp_path / "run")
-        with pytest.raises(RunError, match="was asked for the data of fewer steps, and is gone") as raised:
+        with pytest.raises(RunError, match="data of fewer steps") as raised:
             train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
         assert raised.value.status == 2
         assert Run(tmp_path / "run").config()["train"]["steps"] == 1
@@ -459,13 +459,13 @@ class TestEnding:
         assert events(run)[-1] == "finished"
 
     def test_a_second_ctrl_c_stops_at_once_and_says_from_where_it_goes_on(self, tmp_path: Path) -> None:
-        with pytest.raises(Interrupted, match="stopped at once after 3 steps, and the last checkpoint is that after 2"):
+        with pytest.raises(Interrupted, match="stopped immediately after 3 steps; the last checkpoint is after 2"):
             train(toy_config(tmp_path), tmp_path / "run", progress=killing(3))
         assert events(Run(tmp_path / "run"))[-1] == "interrupted"
 
     def test_before_the_first_step_there_is_no_checkpoint(self, tmp_path: Path) -> None:
         progress = SimpleNamespace(**vars(killing(1)) | {"say": _interrupt})
-        with pytest.raises(Interrupted, match="stopped at once after 0 steps, and there is no checkpoint yet"):
+        with pytest.raises(Interrupted, match="stopped immediately after 0 steps; there is no checkpoint yet"):
             train(toy_config(tmp_path), tmp_path / "run", progress=progress)
 
     def test_a_term_that_fails_ends_the_run_and_the_log_says_why(self, tmp_path: Path, backends: list[Backend]) -> None:
@@ -511,7 +511,7 @@ class TestEnding:
             return write(descriptor, content[:fits])
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(RunError, match="the disk is full; free some space, then use --resume"):
+        with pytest.raises(RunError, match="the disk is full; free some space, then resume"):
             train(config, tmp_path / "run")
         monkeypatch.undo()
         monkeypatch.setattr(start_module, "connect", Backend)
