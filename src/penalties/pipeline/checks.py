@@ -3,10 +3,9 @@
 import contextlib
 import os
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from .inputs import CallInputs
     from .pipeline import Pipeline
     from .plan import Job
+    from .term import Term
 
 __all__ = ["Record", "debug", "findings", "is_on"]
 
@@ -61,73 +61,84 @@ def is_on() -> bool:
     return os.environ.get("PENALTIES_DEBUG", "0") not in ("", "0") if here is None else here
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What can be checked about a call after it: names, and weak references to arrays, which it does not keep alive."""
 
-    unread: tuple[str, ...]
-    """CallInputs that no term reads."""
-    lost: tuple[str, ...]
+    pipeline: "Pipeline"
+    names: tuple[str, ...]
+    """Of the inputs."""
+    alone: bool
+    """Whether the input was given by position."""
+    lost: Sequence[str]
     """Stateful terms of a pipeline that has returned state, called without."""
-    arrays: tuple[tuple[str, Any], ...]
+    arrays: Mapping[str, Any]
     """The arrays among the inputs, by name."""
-    distributions: tuple[tuple[str, str, Any, Any], ...]
-    """Term, input, and the arrays of the input and its mask, where a term expects log-probabilities."""
 
     @classmethod
     def of(
         cls, pipeline: "Pipeline", jobs: "Sequence[Job]", inputs: "CallInputs", state: Mapping[str, Any] | None
     ) -> "Record":
         """Of a call that is about to be evaluated."""
-        unread = () if inputs.alone else tuple([name for name in inputs.named if name not in pipeline.reads])
         stateful = [job.term.name for job in jobs if job.term.takes_state]
-        lost = tuple(stateful) if stateful and state is None and pipeline in _stateful else ()
+        lost = stateful if stateful and state is None and pipeline in _stateful else ()
         if stateful:
             _stateful.add(pipeline)
-        arrays = [(name, weakref.ref(given)) for name, given in inputs.named.items() if _is_referable(given)]
-        return cls(unread, lost, tuple(arrays), tuple(_distributions(jobs, inputs)))
+        arrays = {name: weakref.ref(given) for name, given in inputs.named.items() if _is_referable(given)}
+        return cls(pipeline, tuple(inputs.named), inputs.alone, lost, arrays)
 
 
 def _is_referable(given: Any) -> bool:
     return owner(given) is not None and not isinstance(given, np.generic)
 
 
-def _distributions(jobs: "Sequence[Job]", inputs: "CallInputs") -> Iterator[tuple[str, str, Any, Any]]:
-    for job in jobs:
-        term, facts = job.term, facts_of(job.term.fn)
-        if facts is None or not facts.distribution:
-            continue
-        options = facts.options(term.options)
-        if options.get("logits") or options.get("temperature", 1) != 1:
-            # Normalised by the penalty itself.
-            continue
-        mask = inputs.find(term.name, term.inputs["mask"]) if "mask" in term.inputs else options.get("mask")
-        for parameter, name in term.inputs.items():
-            given = inputs.find(term.name, name)
-            if parameter != "mask" and _is_referable(given):
-                yield term.name, name, weakref.ref(given), None if mask is None else weakref.ref(mask)
-
-
 def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
-    """What is suspicious about a call, a line each. Arrays that are gone are passed over, unless `inputs` has them."""
-    lines = [f'no term reads the input "{name}"; remove it, or name it in inputs= of a term' for name in record.unread]
+    """What is suspicious about a call, a line each.
+
+    Without `inputs`, inputs that are not arrays themselves, and arrays that are gone, are passed over.
+    """
+    unread = [] if record.alone else [name for name in record.names if name not in record.pipeline.reads]
+    lines = [f'no term reads the input "{name}"; remove it, or name it in inputs= of a term' for name in unread]
     lines += [
         f"{name}: takes state, and the state that was returned before was not passed in; call with state=out.state, "
         "or state={} to begin anew"
         for name in record.lost
     ]
     if inputs is None:
-        given = [(name, array()) for name, array in record.arrays]
+        given = [(name, array()) for name, array in record.arrays.items()]
     else:
         given = [(name, array) for name, nest in inputs.named.items() for array in trees.arrays(nest)]
     broken = dict.fromkeys(name for name, array in given if array is not None and _has_nan(array))
     lines += [f'the input "{name}" contains NaN' for name in broken]
-    for term, name, array, mask in record.distributions:
-        values, counted = array(), None if mask is None else mask()
-        if values is not None and name not in broken and (mask is None or counted is not None):
-            problem = _not_normalised(values, counted)
-            if problem is not None:
-                lines.append(f"{term}: {name} {problem}")
+    for term in record.pipeline.all_terms:
+        facts = facts_of(term.fn)
+        if term.enabled and facts is not None and facts.distribution:
+            lines += _not_normalised(record, inputs, term, facts.options(term.options), broken)
+    return lines
+
+
+def _not_normalised(
+    record: Record, inputs: "CallInputs | None", term: "Term", options: Mapping[str, Any], broken: Collection[str]
+) -> list[str]:
+    """The inputs of a term that are not the log-probabilities that it expects."""
+    if options.get("logits") or options.get("temperature", 1) != 1:
+        # The penalty normalises them itself.
+        return []
+
+    def find(name: str) -> Any:
+        if inputs is not None:
+            return inputs.find(term.name, name)
+        reference = record.arrays.get(next(iter(record.names)) if record.alone else name)
+        return None if reference is None else reference()
+
+    mask = find(term.inputs["mask"]) if "mask" in term.inputs else options.get("mask")
+    if mask is None and "mask" in term.inputs:
+        return []
+    lines: list[str] = []
+    for parameter, name in term.inputs.items():
+        array = None if parameter == "mask" or name in broken else find(name)
+        problem = None if owner(array) is None else _normalisation_problem(array, mask)
+        if problem is not None:
+            lines.append(f"{term.name}: {name} {problem}")
     return lines
 
 
@@ -137,7 +148,7 @@ def _has_nan(array: Any) -> bool:
     return ops.differentiable(array, requested=True) and bool(ops.read([(array != array).any()])[0])
 
 
-def _not_normalised(array: Any, mask: Any) -> str | None:
+def _normalisation_problem(array: Any, mask: Any) -> str | None:
     """What is wrong with log-probabilities over the last axis, where the mask counts them."""
     ops = owner(array)
     assert ops is not None, "an array"

@@ -139,7 +139,7 @@ def differentiate(
         evaluation = compute(term, inputs.replaced(targets.replacements(indices, leaves)), step, state)
         kept.append(evaluation)
         # JAX and torch.func return further arrays beside the value, or else they would be tracers.
-        return evaluation.value, list(trees.arrays([evaluation.metrics, evaluation.state]))
+        return evaluation.value, list(trees.arrays(_further(evaluation)))
 
     try:
         points = [targets.leaves[index] for index in indices]
@@ -148,9 +148,11 @@ def differentiate(
         raise
     except Exception as error:
         raise TermError(term.name, f"its gradient raised {said(error)}", "gradient") from error
-    refill = iter(further)
-    metrics, new = trees.map_arrays(lambda _: next(refill), [kept[-1].metrics, kept[-1].state])
-    evaluation = Evaluation(value, None, metrics, new)
+    evaluation = kept[-1]
+    evaluation.value, evaluation.gradient = value, None
+    if further:
+        refill = iter(further)
+        evaluation.metrics, evaluation.state = trees.map_arrays(lambda _: next(refill), _further(evaluation))
     spread: list[Any] = [None] * len(targets.leaves)
     for index, gradient in zip(indices, gradients, strict=True):
         spread[index] = gradient
@@ -160,6 +162,12 @@ def differentiate(
         evaluation.grad_error = reason
         return evaluation
     return targets.measured(evaluation, spread)
+
+
+def _further(evaluation: Evaluation) -> Any:
+    """What may hold arrays beside the value."""
+    nothing = not evaluation.metrics and evaluation.state is None
+    return None if nothing else (evaluation.metrics, evaluation.state)
 
 
 def _by_kernel(fused: Fused, targets: Targets, coefficients: Sequence[float]) -> tuple[list[Evaluation], list[Any]]:
@@ -177,11 +185,12 @@ def _by_kernel(fused: Fused, targets: Targets, coefficients: Sequence[float]) ->
 
 def _read_by(term: Term, inputs: CallInputs, targets: Targets) -> list[int]:
     """The indices of the targets' leaves that a term reads."""
+    names = term.inputs.values()
     for target in targets.nests:
-        for name in term.inputs.values():
+        for name in names if "." in target else ():
             if inputs.lies_in(target, name) and not inputs.lies_in(name, target):
                 raise InputError(
                     f'{term.name}: reads all of "{name}", and wrt names only "{target}" in it; expected wrt="{name}"'
                 )
-    names = term.inputs.values()
-    return [index for index, target in enumerate(targets.names) if any(inputs.lies_in(name, target) for name in names)]
+    read = [target for target in targets.nests if any(inputs.lies_in(name, target) for name in names)]
+    return [index for index, target in enumerate(targets.names) if target in read]

@@ -62,7 +62,7 @@ class CallInputs(NamedTuple):
 
     def replaced(self, changes: Mapping[str, Any]) -> "CallInputs":
         """The same with other values for some names."""
-        return self._replace(named={**self.named, **changes})
+        return CallInputs({**self.named, **changes}, self.alone, self.traced, self.ops, self.like)
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -124,6 +124,8 @@ def _closed_form(
         return "by itself: its gradient is held for cosines, or kept"
     if not isinstance(job.weight, int | float):
         return "by itself: its weight is an array"
+    if job.due is not True:
+        return "by itself: the step is traced"
     (name,) = term.inputs.values()
     leaves = [index for index, target in enumerate(targets.names) if inputs.same(name, target)]
     if len(leaves) != 1 or targets.leaves[leaves[0]] is not inputs.find(term.name, name):

@@ -1,6 +1,7 @@
 """Who evaluates the groups of a call: the protocol, and the runner that does it here, in order."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,10 +56,10 @@ def run_inline(plan: Plan, context: CallContext, combination: Combination) -> tu
     return states, None
 
 
-def evaluate_group(group: Group, context: CallContext, combination: Combination) -> list[Evaluation]:
+def evaluate_group(group: Group, context: CallContext, combination: Combination) -> Sequence[Evaluation]:
     """The evaluations of a group, announced; a term that fails and may be skipped has its error there."""
     announcer = context.announcer
-    started = [announcer.start_term(job) for job in group.jobs]
+    started = [announcer.start_term(job) for job in group.jobs] if announcer.heard else [None]
     coefficients = [job.weight for job in group.jobs]
     try:
         evaluations, combined = evaluate(
@@ -71,10 +72,12 @@ def evaluate_group(group: Group, context: CallContext, combination: Combination)
         return [failed(group.jobs[0], error)]
     if combined is not None:
         combination.take_combined(combined)
-    due = [_where_due(job, evaluation) for job, evaluation in zip(group.jobs, evaluations, strict=True)]
-    for begun, evaluation in zip(started, due, strict=True):
-        announcer.stop_term(begun, evaluation)
-    return due
+    if group.jobs[0].due is not True:
+        evaluations = [_where_due(group.jobs[0], evaluations[0])]
+    if announcer.heard:
+        for begun, evaluation in zip(started, evaluations, strict=True):
+            announcer.stop_term(begun, evaluation)
+    return evaluations
 
 
 def failed(job: Job, error: BaseException) -> Evaluation:
@@ -97,8 +100,6 @@ def _elsewhere(job: Job) -> str:
 
 def _where_due(job: Job, evaluation: Evaluation) -> Evaluation:
     """The evaluation as it counts at a traced step: where the term is not due, nothing of it is left."""
-    if job.due is True:
-        return evaluation
     ops = owner(job.due)
     assert ops is not None, "a plain step was decided before"
 

@@ -60,7 +60,13 @@ def differentiable(x: "Tensor", *, requested: bool) -> bool:
 
 
 def weighted_sum(values: Sequence["Tensor"], weights: Sequence[Any]) -> "Tensor":
-    return add([value * weight for value, weight in zip(values, weights, strict=True)])
+    total = values[0] * weights[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        beside = value if value.device == total.device else value.to(total.device)
+        # One operation where a product and a sum are two, there and back.
+        number = isinstance(weight, int | float) and value.dtype == total.dtype
+        total = total.add(beside, alpha=weight) if number else total + beside * weight
+    return total
 
 
 def read(arrays: Sequence["Tensor"]) -> list[Any]:
