@@ -275,3 +275,15 @@ class TestBase:
     def test_wrong_ones(self, loss_fn: Any, message: str) -> None:
         with pytest.raises(pn.PenaltiesError, match=message):
             forward_backward_custom(RemoteClient(), batch(2, 2), loss_fn)
+
+    def test_a_function_may_take_a_reference_too(self) -> None:
+        def distance(data: Any, logprobs: Any, reference: Any) -> Any:
+            return sum(((one - other) ** 2).sum() for one, other in zip(logprobs, reference, strict=True))
+
+        client, data = RemoteClient(), batch(3, 2)
+        target = [np.full(3, -1.0), np.full(2, -2.0)]
+        forward_backward_custom(client, data, distance, references={"teacher": target}).result(60)
+        tensors = [torch.as_tensor(array) for array in target]
+        assert_trained_alike(client, data, lambda logprobs: distance(data, logprobs, tensors))
+        with pytest.raises(pn.InputError, match="distance: needs log-probabilities to compare with"):
+            forward_backward_custom(client, data, distance)
