@@ -10,7 +10,7 @@ from ..functional.nests import Nest, flatten
 from .combine import Sums, cosines_of
 from .output import BASE, LossOutput, TermOutput
 
-__all__ = ["measure", "norm", "track"]
+__all__ = ["norm", "track"]
 
 
 def norm(fn: Callable[[Any], Any], x: Any) -> float:
