@@ -83,6 +83,7 @@ def test_its_loss_falls_by_a_third_in_a_quarter_of_its_steps() -> None:
     assert losses[-1] < losses[0] * 2 / 3
 
 
+@pytest.mark.slow
 def test_make_demo_trains_to_a_finished_report(tmp_path: Path) -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     assert "\ndemo: $(VENV)/.demo\n\t$(BIN)/penalties train\n" in makefile

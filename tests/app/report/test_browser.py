@@ -16,7 +16,10 @@ from penalties.app import cli, report
 from .browser import CHROMIUM, Browser, Tab, browser
 from .synthetic import Part, _small, config, everything, small, write_run
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
+]
 
 ASSETS = Path(__file__).parents[3] / "docs" / "assets"
 DESKTOP, PHONE = 1160, 390
