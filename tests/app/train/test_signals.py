@@ -2,10 +2,19 @@
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from penalties.app.train.signals import Interruption
+
+
+@pytest.fixture(autouse=True)
+def _hangups_end_the_process() -> Iterator[None]:
+    """As from a terminal: `nohup` starts the tests with the signal ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
