@@ -25,6 +25,7 @@ def written(tmp_path: Path, text: str) -> str:
     return (tmp_path / "small.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", notebooks.SOURCES, ids=lambda source: source.stem)
 def test_page_is_what_the_notebook_prints(source: Path, tmp_path: Path):
     before = torch.random.get_rng_state()
@@ -110,6 +111,7 @@ def test_ticks_are_few_and_enclose_the_numbers(numbers: list[float]):
     assert ticks[0] <= min(numbers) <= max(numbers) <= ticks[-1]
 
 
+@pytest.mark.slow
 def test_a_notebook_is_a_program_that_prints_the_same():
     command = [sys.executable, "-W", "error", "docs/notebooks/divergences_and_entropy.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
