@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 import penalties as pn
 from penalties import functional
@@ -290,6 +291,17 @@ def _declared(written: set[str]) -> list[Case]:
     """One case of every other penalty, by the example that it declares."""
     others = {name: facts_of(getattr(pn, name)) for name in functional.__all__ if name not in written}
     return [Case(name, lambda rng, facts=facts: facts.example()) for name, facts in others.items() if facts is not None]
+
+
+def sampled(cases: Sequence[Case]) -> list[Any]:
+    """The cases as parameters: the first with each set of option names here, the others among the slow tests."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    parameters = []
+    for case in cases:
+        kind = case.label, frozenset(case.options) - {"reduction"}
+        parameters.append(pytest.param(case, id=case.id, marks=[pytest.mark.slow] if kind in seen else []))
+        seen.add(kind)
+    return parameters
 
 
 WRITTEN = [*_norms(), *_divergences(), *_estimators(), *_structure(), *_smoothness()]

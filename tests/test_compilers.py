@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penalties as pn
-from tests.cases import CASES, Case
+from tests.cases import CASES, Case, sampled
 from tests.libraries import DIFFERENTIABLE, JAX, TORCH
 
 # An int seed draws with NumPy, outside any graph; inside torch.compile the drawn array itself is promised.
@@ -42,7 +42,7 @@ def check_compiled(case: Case, backend: str) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled(COMPILED))
 def test_torch_compile_traces_without_a_break(case: Case) -> None:
     check_compiled(case, "aot_eager")
 
@@ -55,7 +55,7 @@ def test_torch_compile_with_the_real_compiler(case: Case) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled(CASES))
 def test_torch_vmap_is_a_loop(case: Case) -> None:
     fn = case.on(TORCH)
     rows = [[TORCH.array(x) for x in inputs] for inputs in batches(case, 3)]
@@ -64,7 +64,7 @@ def test_torch_vmap_is_a_loop(case: Case) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled(CASES))
 def test_torch_func_grad_is_autograd(case: Case) -> None:
     fn = case.on(TORCH)
     inputs = [TORCH.array(x) for x in batches(case)[0]]
@@ -74,7 +74,7 @@ def test_torch_func_grad_is_autograd(case: Case) -> None:
 
 
 @needs_jax
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled(CASES))
 def test_jax_jit_and_vmap(case: Case) -> None:
     fn = case.on(JAX)
     rows = [[JAX.array(x) for x in inputs] for inputs in batches(case, 3)]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import penalties as pn
-from tests.cases import CASES, Case
+from tests.cases import CASES, Case, sampled
 from tests.libraries import NUMPY, call
 
 HALVES = {"float16": 1e-3, "bfloat16": 1e-2}
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("case", [case for case in CASES if not case.needs_gradient], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled([case for case in CASES if not case.needs_gradient]))
 def test_half_precision_is_computed_in_float32(library: Any, case: Case, half: str) -> None:
     rounded = [library.array(x, half) for x in case.make(np.random.default_rng(9))]
     exact = [library.numpy(x) for x in rounded]
@@ -26,7 +26,7 @@ def test_half_precision_is_computed_in_float32(library: Any, case: Case, half: s
 
 
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("case", [case for case in CASES if not case.needs_gradient], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", sampled([case for case in CASES if not case.needs_gradient]))
 def test_gradients_come_back_in_the_dtype_of_the_input(autodiff: Any, case: Case, half: str) -> None:
     rounded = [autodiff.array(x, half) for x in case.make(np.random.default_rng(9))]
     fn = case.on(autodiff)
