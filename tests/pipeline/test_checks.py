@@ -140,3 +140,31 @@ class TestScope:
 
         error = pickle.loads(pickle.dumps(pn.CheckError(["one", "two"])))
         assert error.findings == ["one", "two"]
+
+
+class TestWrapped:
+    def test_a_running_mean_of_a_divergence(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.entropy, name=f"mean_{library.name}"))])
+        with pn.debug(), pytest.raises(pn.CheckError, match="holds logits"):
+            pipeline(p=library.array(LOGITS))
+
+
+class TestLoops:
+    def test_what_a_training_step_offers_need_not_be_read(self) -> None:
+        model = torch.nn.Linear(2, 1)
+        step = pn.train_step(
+            model,
+            torch.nn.functional.mse_loss,
+            pn.Pipeline([pn.Term(pn.l2, inputs="prediction")]),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+        )
+        with pn.debug():
+            step(torch.ones(3, 2), torch.ones(3, 1))
+
+
+def test_flags_do_not_stand_in_for_inputs(library: Any) -> None:
+    logits = library.array(LOGITS)
+    pipeline = pn.Pipeline([pn.Term(pn.entropy, inputs="logprobs"), pn.Term(pn.l2, inputs="logits")])
+    pipeline(logits=logits, logprobs=library.array(log_softmax(LOGITS)))
+    with pytest.raises(pn.InputError, match="mask"):
+        pipeline(logits=logits, logprobs=logits, mask=library.array([1.0, 0.0]))

@@ -134,3 +134,7 @@ class TestReasons:
         shown = repr(pn.Pipeline(["l1", "l2"]).plan(torch.ones(3), wrt="input"))
         assert shown.splitlines()[0] == "Plan, 2 groups"
         assert "l1" in shown.splitlines()[2]
+
+    def test_without_gradients_it_is_that_of_a_plain_call(self) -> None:
+        (reason,) = reasons(pn.Pipeline(["l1"]).plan(torch.ones(3))).values()
+        assert "no gradients" in reason

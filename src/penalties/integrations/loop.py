@@ -149,14 +149,15 @@ class TrainStep:
             if name in inputs:
                 raise InputError(f'train_step: the step passes "{name}" to the terms itself; rename yours')
         parameters = tuple(self.model.parameters())
+        reads = self.loss.pipeline.reads
+        offered = {name: given for name, given in (("input", x), ("params", parameters)) if name in reads}
         self._optimizer.zero_grad()
         self.loss(
             self.model(x),
             y,
             weights=weights_at(self._schedules, self.count),
             step=self.count,
-            input=x,
-            params=parameters,
+            **offered,
             **inputs,
         )
         output = cast("LossOutput", self.loss.output)

@@ -145,7 +145,12 @@ def _bind_function(term: str, fn: Any, inputs: Inputs, options: Mapping[str, Any
         positional=tuple(bound[parameter] for parameter in order),
         named=tuple((parameter, name) for parameter, name in bound.items() if parameter not in order),
         keywords=dict(options),
-        unmapped=frozenset(p.name for p in free if p.name not in bound and p.name not in options),
+        unmapped=frozenset(
+            p.name
+            for p in free
+            # A flag or a choice is never meant to be an array.
+            if p.name not in bound and p.name not in options and not isinstance(p.default, bool | str)
+        ),
         takes_state="state" in parameters,
         takes_step="step" in parameters,
         needs_step="step" in parameters and parameters["step"].default is inspect.Parameter.empty,

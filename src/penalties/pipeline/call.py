@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ..backends import owner
-from ..errors import CheckError, InputError, OptionError
+from ..errors import CheckError, GradientError, InputError, OptionError
 from ..functional.options import is_whole
 from ..telemetry import events
 from . import checks
@@ -87,11 +87,15 @@ def run_call(
     return output
 
 
-def plan_call(pipeline: "Pipeline", inputs: CallInputs, step: Any, gradients: Gradients | None) -> Plan:
+def plan_call(pipeline: "Pipeline", inputs: CallInputs, step: Any, gradients: Gradients) -> Plan:
     """The plan of such a call."""
     jobs = _jobs(pipeline, inputs, {}, _checked_step(step), {})
-    hold = gradients is not None and gradients.hold
-    return plan_of(jobs, inputs, _targets(pipeline, inputs, gradients), hold=hold)
+    try:
+        targets = _targets(pipeline, inputs, gradients)
+    except GradientError:
+        # No input requires a gradient, and none was named: the plan is that of a plain call.
+        targets = None
+    return plan_of(jobs, inputs, targets, hold=gradients.hold)
 
 
 def inputs_of(pipeline: "Pipeline", positional: tuple[Any, ...], named: dict[str, Any]) -> CallInputs:

@@ -12,6 +12,7 @@ import numpy as np
 from .. import trees
 from ..backends import owner
 from ..functional.penalty import facts_of
+from .binding import Enclosing
 
 if TYPE_CHECKING:
     from .inputs import CallInputs
@@ -110,9 +111,12 @@ def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
     broken = dict.fromkeys(name for name, array in given if array is not None and _has_nan(array))
     lines += [f'the input "{name}" contains NaN' for name in broken]
     for term in record.pipeline.all_terms:
-        facts = facts_of(term.fn)
+        inner: Any = term
+        while isinstance(inner.fn, Enclosing):
+            inner = getattr(inner.fn, "term", None)
+        facts = facts_of(inner.fn)
         if term.enabled and facts is not None and facts.distribution:
-            lines += _not_normalised(record, inputs, term, facts.options(term.options), broken)
+            lines += _not_normalised(record, inputs, term, facts.options(inner.options), broken)
     return lines
 
 
