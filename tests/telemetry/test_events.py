@@ -76,9 +76,12 @@ def test_detaching_what_is_not_attached_says_so():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((3,), "attach: handler=3; expected something to call with"),
+        ((3,), "attach: handler=3; expected a function of"),
         ((print, "pipeline.stopp"), 'attach: events="pipeline.stopp"; expected .* did you mean pipeline.stop?'),
-        ((print, ["term.stop", "zzz"]), 'attach: events="zzz"; expected the name of an event; there are custom_loss'),
+        (
+            (print, ["term.stop", "zzz"]),
+            'attach: events="zzz"; expected the name of an event; the events are custom_loss',
+        ),
         ((print, [3]), "attach: events=3; expected the name of an event"),
         ((print, 3), "attach: events=3; expected names of events"),
         ((print, []), r"attach: events=\(\); expected at least one name"),
@@ -104,7 +107,7 @@ def test_a_handler_that_raises_is_logged_once_and_detached_and_the_others_go_on(
     (record,) = caplog.records
     assert record.name == "penalties.telemetry"
     assert record.levelno == logging.ERROR
-    assert record.getMessage() == "handler broken raised at term.stop and is detached"
+    assert record.getMessage() == "handler broken failed on term.stop and was detached"
     assert "no space left" in caplog.text  # the traceback
     assert not detach("broken")
 
@@ -153,7 +156,9 @@ def test_a_handler_that_emits_without_end_is_logged_once_and_detached(caplog: py
 
     attach(endless, handler_id="endless")
     events.emit("term.stop", {}, {})
-    assert [record.getMessage() for record in caplog.records] == ["handler endless raised at term.stop and is detached"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "handler endless failed on term.stop and was detached"
+    ]
     assert "RecursionError" in caplog.text
     assert events.handlers == ()
 

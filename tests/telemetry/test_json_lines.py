@@ -174,7 +174,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_an_error(tmp_path: Path, monkey
 
 
 def test_the_folder_must_exist(tmp_path: Path):
-    with pytest.raises(OptionError, match=r'JSONLines: path=".*run/metrics.jsonl"; expected .* make .*run'):
+    with pytest.raises(OptionError, match=r'JSONLines: path=".*run/metrics.jsonl"; expected .* create .*run'):
         JSONLines(tmp_path / "run" / "metrics.jsonl")
     assert not (tmp_path / "run").exists()
     with pytest.raises(IsADirectoryError):
@@ -192,7 +192,7 @@ def test_a_closed_sink_says_so(tmp_path: Path):
     assert repr(sink) == f"<JSONLines {tmp_path / 'metrics.jsonl'}>"
     sink.close()
     sink.close()
-    with pytest.raises(PenaltiesError, match="<JSONLines .*, closed> accepts no more events; make a new one"):
+    with pytest.raises(PenaltiesError, match="<JSONLines .*, closed> accepts no more events"):
         sink("pipeline.stop", {}, {})
     with pytest.raises(PenaltiesError, match="cannot be entered again"), sink:
         pass

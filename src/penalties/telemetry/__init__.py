@@ -1,6 +1,6 @@
-"""Events of pipelines, for handlers that are attached, and sinks that send them somewhere.
+"""Pipeline events, delivered to attached handlers, and sinks that forward them to other tools.
 
-Sinks load when they are first used, and the libraries that they write to when one is made.
+A sink's module is loaded on first use, and the library that it writes to when a sink is created.
 
 >>> from penalties import telemetry
 >>> heard = []
@@ -48,7 +48,7 @@ _SINKS: Final = {
 def __getattr__(name: str) -> Any:
     """Load a sink on first use, and keep it."""
     if name not in _SINKS:
-        # With name and obj Python itself says which name was meant.
+        # Given name and obj, Python itself suggests the nearest name.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     sink = getattr(importlib.import_module(f".{_SINKS[name]}", __name__), name)
     globals()[name] = sink

@@ -1,8 +1,8 @@
-"""Events: which handlers are attached, and how an event is emitted.
+"""Events: attaching handlers, and emitting events to them.
 
-Code that emits checks `if events.handlers:` first, which takes a few hundredths of a microsecond, so that an event
-without a handler is never even built. `handlers` is a tuple that is replaced as a whole: emitting takes no lock, and a
-handler that is attached or detached meanwhile is affected from the next event on.
+Code that emits checks `if events.handlers:` first, which takes a few hundredths of a microsecond, so an event that
+nobody receives is never built. `handlers` is a tuple that is replaced as a whole: emitting takes no lock, and attaching
+or detaching a handler takes effect from the next event on.
 """
 
 import difflib
@@ -30,7 +30,7 @@ EVENTS: Final = (
 """The names of all events."""
 
 Handler: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]
-"""What can be attached: `handler(event, measurements, metadata)`. It reads the mappings, which others get too."""
+"""What can be attached: `handler(event, measurements, metadata)`. Handlers share the mappings: do not modify them."""
 
 
 class Attached:
@@ -39,7 +39,7 @@ class Attached:
     __slots__ = ("events", "failed", "handler", "handler_id")
 
     def __init__(self, handler_id: str, handler: Handler, events: frozenset[str]) -> None:
-        """Keep the three; nothing has failed yet."""
+        """Store them; the handler has not failed yet."""
         self.handler_id: str = handler_id
         self.handler: Handler = handler
         self.events: frozenset[str] = events
@@ -50,16 +50,16 @@ class Attached:
 
 
 handlers: tuple[Attached, ...] = ()
-"""Who listens now. Read it as `events.handlers`: a name imported from here would not see it change."""
+"""The attached handlers. Read it as `events.handlers`: a name imported from here would not see it change."""
 
 _lock = threading.Lock()
 _made = 0
 
 
 def attach(handler: Handler, events: str | Iterable[str] | None = None, *, handler_id: str | None = None) -> str:
-    """Call `handler(event, measurements, metadata)` at these events from now on; returns the id to detach it by.
+    """Call `handler(event, measurements, metadata)` on these events from now on; returns the id to detach it by.
 
-    Without `events` a handler receives those in its own attribute `events`, which sinks have, or else all of them.
+    Without `events`, a handler receives the events in its own `events` attribute, which sinks have, or else all events.
     Handlers are called in the order of attachment, in the thread that emits. One that raises is logged with its
     traceback and detached; the others still get the event, and the caller continues.
 
@@ -74,7 +74,7 @@ def attach(handler: Handler, events: str | Iterable[str] | None = None, *, handl
     """
     global handlers, _made
     if not callable(handler):
-        raise OptionError("attach", "handler", handler, "something to call with (event, measurements, metadata)")
+        raise OptionError("attach", "handler", handler, "a function of (event, measurements, metadata)")
     if events is None:
         events = getattr(handler, "events", None)
     names = EVENTS if events is None else check_events("attach", events)
@@ -91,7 +91,7 @@ def attach(handler: Handler, events: str | Iterable[str] | None = None, *, handl
 
 
 def detach(handler_id: str) -> bool:
-    """Stop calling a handler; False if none has this id. What the handler has open is its owner's to close.
+    """Stop calling a handler; returns False if none has this id. The handler itself is not closed.
 
     >>> from penalties.telemetry import attach, detach
     >>> handler_id = attach(lambda event, measurements, metadata: None)
@@ -108,7 +108,7 @@ def detach(handler_id: str) -> bool:
 def emit(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Pass an event to every handler that receives it.
 
-    Nothing is copied, read or converted on the way: values may be arrays that a device is still computing.
+    Nothing is copied, read or converted: values may be arrays that a device is still computing.
 
     >>> from penalties.telemetry import events
     >>> if events.handlers:
@@ -123,7 +123,7 @@ def emit(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any
 
 
 def _fail(attached: Attached, event: str) -> None:
-    """Detach a handler that has raised, and log why, once."""
+    """Detach a handler that raised, and log the error once."""
     global handlers
     with _lock:
         handlers = tuple(other for other in handlers if other is not attached)
@@ -132,23 +132,23 @@ def _fail(attached: Attached, event: str) -> None:
         return
     try:
         logging.getLogger("penalties.telemetry").exception(
-            "handler %s raised at %s and is detached", attached.handler_id, event
+            "handler %s failed on %s and was detached", attached.handler_id, event
         )
     except RecursionError:
-        # A handler that emits without end: no room to log in down here, so the call that is one level up does it.
+        # A handler that emits recursively: there is no stack left to log here, so the call one level up does it.
         attached.failed = False
         raise
 
 
 def check_events(function: str, events: Any) -> tuple[str, ...]:
-    """The names in `events`, one or several; raises for an unknown name, and if there are none."""
+    """The names in `events`, one or several; raises if a name is unknown or there are none."""
     if not isinstance(events, Iterable):
         raise OptionError(function, "events", events, "names of events")
     names = (events,) if isinstance(events, str) else tuple(cast("Iterable[Any]", events))
     for name in names:
         if name not in EVENTS:
             near = difflib.get_close_matches(str(name), EVENTS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EVENTS)}"
+            hint = f"did you mean {near[0]}?" if near else f"the events are {', '.join(EVENTS)}"
             raise OptionError(function, "events", name, f"the name of an event; {hint}")
     if not names:
         raise OptionError(function, "events", names, "at least one name")

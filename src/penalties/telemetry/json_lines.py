@@ -1,4 +1,4 @@
-"""JSON lines: a file that is complete whatever happens."""
+"""JSON lines: a file that stays complete whatever happens."""
 
 import os
 import time
@@ -23,13 +23,13 @@ class JSONLines(Sink):
     r"""Append one line of JSON per event to a file.
 
     A line has `event`, `time` (seconds since 1970), `step`, the measurements and the metadata; `output` and
-    `explanation` are nested as their `to_dict()` is, `error` has `type` and `message`. NaN and infinities are the
-    strings "NaN", "Infinity" and "-Infinity", which `penalties.encoding.loads` turns back into numbers.
+    `explanation` are nested objects, as from `to_dict()`, and `error` has `type` and `message`. NaN and infinities are
+    the strings "NaN", "Infinity" and "-Infinity", which `penalties.encoding.loads` turns back into numbers.
 
-    A line is written by one call to the system, so that a process that ends in any way leaves complete lines, and
-    several processes may write to one file. Two things can leave a piece without an end behind the last line: a crash
-    of the machine, and a kill in the instant between two pages of the file, seen at 3 kills in 300 without a pause
-    between lines. The next sink of the file removes it. The folder of the file must exist.
+    Each line is written in a single system call, so a process leaves complete lines however it ends, and several
+    processes may write to one file. Two things can leave an incomplete last line: a crash of the machine, and a kill
+    in the instant between two pages of the file (3 of 300 kills, when writing without a pause). The next sink that
+    opens the file removes it. The file's folder must exist.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -53,12 +53,12 @@ class JSONLines(Sink):
             "monitor.explain",
         ),
     ) -> None:
-        """Open the file, and remove a piece of a line that a crash has left at its end."""
+        """Open the file, and remove an incomplete last line that a crash left."""
         self.path: Path = Path(path)
         self.events: tuple[str, ...] = check_events("JSONLines", events)
         if not self.path.parent.is_dir():
             raise OptionError(
-                "JSONLines", "path", str(path), f"a file in a folder that exists; make {self.path.parent}"
+                "JSONLines", "path", str(path), f"a file in a folder that exists; create {self.path.parent}"
             )
         super().__init__(str(self.path))
         # On Windows a descriptor would turn \n into \r\n.
@@ -66,7 +66,7 @@ class JSONLines(Sink):
         self._descriptor = os.open(self.path, flags, 0o666)
         size = _end_of_lines(self.path)
         if size < self.path.stat().st_size:
-            # Another process may be writing this line just now; what a crash has left stays as it is.
+            # Another process may be writing this line right now; what a crash left does not change.
             time.sleep(_PATIENCE)
             if size == _end_of_lines(self.path):
                 os.ftruncate(self._descriptor, size)
@@ -77,7 +77,7 @@ class JSONLines(Sink):
         output = metadata.get("output")
         nested: Mapping[str, Any] = {} if output is None else output.to_dict()
         for name, value in measurements.items():
-            # The output's own numbers have come in one transfer; a measurement would be one more each.
+            # The output's numbers came in one transfer; reading each measurement would be another.
             record[name] = nested[name] if name in nested else scalar(value)
         for name, value in metadata.items():
             if name not in _OBJECTS and name != "step":
@@ -91,7 +91,7 @@ class JSONLines(Sink):
             record["explanation"] = metadata["explanation"].to_dict()
         line = (dumps(record) + "\n").encode()
         with self._lock:
-            # Again, now that it cannot be closed: the descriptor of a closed file may belong to another file by now.
+            # Checked again under the lock: once closed, the descriptor may already belong to another file.
             self.check_open()
             written = os.write(self._descriptor, line)
         if written < len(line):

@@ -23,8 +23,8 @@ _LEVELS: Final = {
 def attach_logger(level: str = "info", handler_id: str | None = None) -> str:
     """Write a line per event to the logger `penalties`, at this level; returns the id to detach it by.
 
-    Numbers have four decimals and durations are in milliseconds. To print a value is to wait for it: on an accelerator
-    this stalls at each term. Where the logger does not let this level through, nothing is read.
+    Numbers have four decimals and durations are in milliseconds. Printing a value waits for it, so on an accelerator
+    this stalls at each term. If the logger is not enabled for this level, no value is read.
 
     >>> import logging, sys
     >>> from penalties.telemetry import attach_logger, detach, events
@@ -45,7 +45,7 @@ def attach_logger(level: str = "info", handler_id: str | None = None) -> str:
 
     def log(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
         if logger.isEnabledFor(rank):
-            # As an argument: a name of the user's may hold a percent sign.
+            # As an argument: a user's name may contain a percent sign.
             logger.log(rank, "%s", line(event, measurements, metadata))
 
     return attach(log, handler_id=handler_id)
@@ -77,7 +77,7 @@ def _start(measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> list
 
 def _stop(measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
     output = metadata.get("output")
-    # One transfer for all three, where reading the measurements would be one each.
+    # One transfer for all three; reading the measurements would take one each.
     values = measurements if output is None else {**measurements, **output.to_dict()}
     words = {
         "loss_total": "total",
@@ -111,7 +111,7 @@ _WORDS: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], list
 
 
 def number(value: Any) -> str:
-    """Four decimals for every number there is, and something readable for what is none.
+    """A number with four decimals, in scientific notation if it is very small or large; anything else as short text.
 
     >>> number(0), number(2.34567), number(1e-9), number(float("nan")), number(None), number("l1")
     ('0.0000', '2.3457', '1.0000e-09', 'nan', 'None', 'l1')
@@ -120,7 +120,7 @@ def number(value: Any) -> str:
     if isinstance(value, int | float):
         try:
             real = float(value)
-        except OverflowError:  # Python's whole numbers have no largest
+        except OverflowError:  # an int may exceed the range of floats
             return "inf" if value > 0 else "-inf"
         size = abs(real)
         return f"{real:.4e}" if 0 < size < 1e-4 or 1e9 <= size < math.inf else f"{real:.4f}"

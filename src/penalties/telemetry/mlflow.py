@@ -13,8 +13,8 @@ __all__ = ["MLflow"]
 class MLflow(MetricsSink):
     """Log the metrics of every stop to a run: the one with this id, or the one that is active in this thread.
 
-    MLflow's stores do not accept every name: slashes after the first become full stops (`loss/l1.weighted`), and
-    characters that MLflow rejects become underscores. The run is not ended; whoever started it does that.
+    MLflow's stores do not accept every name: slashes after the first become dots (`loss/l1.weighted`), and characters
+    that MLflow rejects become underscores. Closing the sink does not end the run.
 
     >>> from penalties.telemetry import MLflow
     >>> try:
@@ -25,10 +25,10 @@ class MLflow(MetricsSink):
     """
 
     def __init__(self, run_id: str | None = None, *, tracking_uri: str | None = None) -> None:
-        """Find the run, which must exist, in this store, or in the one that MLflow is set to now."""
+        """Find the run, which must exist, in this store or in MLflow's current one."""
         mlflow = library("MLflow", "mlflow", package="mlflow", extra="mlflow")
         if run_id is None:
-            # Now: MLflow's active run belongs to a thread, and events may come from another.
+            # Looked up here: MLflow's active run belongs to a thread, and events may come from another.
             active = mlflow.active_run()
             if active is None:
                 expected = "the id of a run, or an active one: call mlflow.start_run() first"
@@ -47,6 +47,6 @@ class MLflow(MetricsSink):
 
 
 def _name(name: str) -> str:
-    # MLflow's file store keeps a metric in a file of its name, which cannot also be the folder of another metric.
+    # MLflow's file store keeps each metric in a file named after it, which cannot also be another metric's folder.
     group, slash, rest = name.partition("/")
     return re.sub(r"[^/\w.\- :]", "_", group + slash + rest.replace("/", "."))

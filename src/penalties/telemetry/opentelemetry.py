@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 __all__ = ["OpenTelemetry"]
 
 _FLUSH: Final = 1000
-"""Milliseconds that spans may take to be sent."""
+"""Milliseconds to wait for spans to be sent."""
 
 
 class OpenTelemetry(Sink):
     """Record every pipeline or custom loss call as a span, with an event for each of its terms.
 
-    A span's attributes are `penalties.call`, `penalties.step` and so on, and at its end the flat metrics as
-    `penalties.metrics.l1`. A call that fails has its exception recorded and the status ERROR. The span of a custom
-    loss's pipeline is its child. Only the API is used: without an SDK, or if a span is not sampled, no value is read.
+    A span's attributes are `penalties.call`, `penalties.step` and so on, plus the flat metrics when it ends, such as
+    `penalties.metrics.l1`. The span of a failed call records the exception and has the status ERROR. A pipeline inside
+    a custom loss is a child span. Only the API is used: without an SDK, or if a span is not sampled, no value is read.
 
     >>> from opentelemetry import trace
     >>> from penalties.telemetry import OpenTelemetry
@@ -40,7 +40,7 @@ class OpenTelemetry(Sink):
     )
 
     def __init__(self, tracer: "Tracer | None" = None) -> None:
-        """Use the given tracer, or that of the global provider."""
+        """Use the given tracer, or one from the global provider."""
         library("OpenTelemetry", "opentelemetry.trace", package="opentelemetry-api", extra="otel")
         from opentelemetry import trace
 
@@ -60,7 +60,7 @@ class OpenTelemetry(Sink):
             if span is not None and span.is_recording():
                 span.add_event(event, _term(measurements, metadata))
         else:
-            # None if the call began before the sink was attached.
+            # None if the call started before the sink was attached.
             span = self._spans.pop((kind, call), None)
             if span is not None:
                 self._end(span, moment, metadata)
@@ -85,8 +85,8 @@ class OpenTelemetry(Sink):
         span.end()
 
     def flush(self) -> None:
-        """Have the provider send what is waiting, for a second at most."""
-        # The SDK's provider has it; that of the API alone sends nothing, and has not.
+        """Have the provider send pending spans; waits a second at most."""
+        # Only the SDK's provider has it: the API's own sends nothing.
         flush = getattr(self._trace.get_tracer_provider(), "force_flush", None)
         if flush is not None:
             flush(_FLUSH)
@@ -102,7 +102,7 @@ class OpenTelemetry(Sink):
 
 
 def _term(measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    # Plain values only: an array may be on a device, and the span's metrics read it in one transfer.
+    # Plain values only: an array may be on a device, and the span's metrics read all arrays in one transfer.
     attributes = {name: value for name, value in {**measurements, **metadata}.items() if _is_plain(value)}
     if "error" in metadata:
         attributes["exception.type"] = type(metadata["error"]).__name__

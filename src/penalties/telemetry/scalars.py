@@ -1,4 +1,4 @@
-"""A value that may still be on a device, as a plain one."""
+"""Plain Python values from values that may still be on a device."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ __all__ = ["scalar"]
 
 
 def scalar(value: Any) -> Any:
-    """The Python number of a 0-d array or NumPy scalar, which waits for its device; anything else as it is.
+    """A 0-d array or NumPy scalar as a Python number, which waits for its device; anything else unchanged.
 
     >>> import numpy as np
     >>> scalar(np.float32(0.5)), scalar(3), scalar("l1")
     (0.5, 3, 'l1')
     """
-    # item() and not float(): PyTorch warns at the latter where a gradient is recorded.
+    # item(), not float(): PyTorch warns about float() of a tensor that requires a gradient.
     return value.item() if getattr(value, "ndim", None) == 0 else value

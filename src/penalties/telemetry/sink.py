@@ -1,4 +1,4 @@
-"""What all sinks share: default events, steps, `with`, closing; and how their libraries are loaded."""
+"""What all sinks share: default events, step counting, `with`, closing, and loading of optional libraries."""
 
 import importlib
 import threading
@@ -16,16 +16,16 @@ _STOPS: Final = ("pipeline.stop", "custom_loss.stop")
 
 
 class Sink(ABC):
-    """A handler that sends events to one destination. As a context manager it is attached inside, closed at the end.
+    """A handler that sends events to one destination. `with sink:` attaches it, and detaches and closes it at the end.
 
-    A subclass says in `record` what becomes of an event, and in `close` what has to be released.
+    A subclass sends an event in `record`, and releases its resources in `close`.
     """
 
     events: tuple[str, ...] = _STOPS
-    """The events that it receives unless `attach` says otherwise."""
+    """The events that it receives by default."""
 
     def __init__(self, destination: str) -> None:
-        """Keep the destination, which `repr` shows."""
+        """Store the destination, which `repr` shows."""
         self.destination: str = destination
         self.closed: bool = False
         self._lock = threading.Lock()
@@ -37,8 +37,8 @@ class Sink(ABC):
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
         """Send one event."""
 
-    def flush(self) -> None:  # noqa: B027 (in most sinks nothing waits)
-        """Send what is waiting."""
+    def flush(self) -> None:  # noqa: B027 (most sinks buffer nothing)
+        """Send what is pending."""
 
     def close(self) -> None:
         """Accept no more events. Closing twice is the same as closing once."""
@@ -52,10 +52,10 @@ class Sink(ABC):
     def check_open(self) -> None:
         """Raise if the sink is closed."""
         if self.closed:
-            raise PenaltiesError(f"{self!r} accepts no more events; make a new one")
+            raise PenaltiesError(f"{self!r} accepts no more events; create a new one")
 
     def step(self, event: str, metadata: Mapping[str, Any]) -> int | None:
-        """The event's step; where it has none, the number of calls that stopped before it."""
+        """The event's step; if it has none, the number of calls that stopped before it."""
         given = metadata.get("step")
         if given is not None:
             return scalar(given)
@@ -70,7 +70,7 @@ class Sink(ABC):
 
     def __enter__(self) -> Self:
         if self._handler_id or self.closed:
-            raise PenaltiesError(f"{self!r} cannot be entered again; make a new one")
+            raise PenaltiesError(f"{self!r} cannot be entered again; create a new one")
         self._handler_id = attach(self)
         return self
 
@@ -83,7 +83,7 @@ class Sink(ABC):
 
 
 class MetricsSink(Sink):
-    """A sink of numbers by name and step: from each stop it reads the flat metrics, in one transfer."""
+    """A sink for numbers by name and step: it reads the metrics of each stop event, in one transfer."""
 
     def __init__(self, destination: str) -> None:
         """Nothing is logged yet."""
@@ -96,13 +96,13 @@ class MetricsSink(Sink):
         """Send the numbers of one step."""
 
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """Log the output's metrics once per call: a custom loss and its pipeline both stop, with the same numbers.
+        """Log the output's metrics once per call: a custom loss and its pipeline both emit a stop, with equal numbers.
 
-        Norms measured at the parameters are the exception: only the custom loss has them, and they come second.
+        The exception is gradient norms at the parameters: only the later stop, that of the custom loss, has them.
         """
         output = metadata.get("output")
         if output is None:
-            raise PenaltiesError(f"{self!r} takes {' and '.join(_STOPS)}, which have an output; got {event}")
+            raise PenaltiesError(f"{self!r} got {event}, which has no output; attach it to {' and '.join(_STOPS)}")
         call = metadata.get("call")
         has_norms = output.total_grad_norm is not None
         again = call is not None and call == self._logged
@@ -121,5 +121,5 @@ def library(what: str, module: str, *, package: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is installed, and something that it needs is not
+            raise  # it is installed, but one of its own dependencies is not
         raise MissingLibraryError(what, package, extra) from None

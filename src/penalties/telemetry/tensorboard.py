@@ -11,7 +11,7 @@ from .sink import MetricsSink, library
 __all__ = ["TensorBoard"]
 
 _FLUSH: Final = 10
-"""Seconds until TensorBoard sees what was written."""
+"""Seconds between flushes to the event file."""
 
 
 class TensorBoard(MetricsSink):
@@ -20,8 +20,8 @@ class TensorBoard(MetricsSink):
     PyTorch's own writer is used where PyTorch and TensorBoard are installed, and tensorboardX otherwise. Tags are
     grouped as `loss/l1`, `grad_norm/l1`, `weight/l1`.
 
-    A run that is resumed passes its first step as `purge_step`: TensorBoard then hides what was written for that step
-    and later ones before.
+    A resumed run passes its first step as `purge_step`: TensorBoard then hides what was written earlier for that step
+    and later ones.
 
     >>> import tempfile
     >>> from penalties.telemetry import TensorBoard, attach, detach
@@ -43,18 +43,18 @@ class TensorBoard(MetricsSink):
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Hand what was written to the disk."""
+        """Write pending scalars to the disk."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is pending and close the file."""
+        """Write pending scalars and close the file."""
         if not self.closed:
             super().close()
             self._writer.close()
 
 
 def _writer() -> Any:
-    # Checked first: PyTorch takes seconds to import, and cannot write without TensorBoard.
+    # Checked first: PyTorch takes seconds to import, and its writer needs TensorBoard.
     if find_spec("tensorboard") is not None:
         try:
             return importlib.import_module("torch.utils.tensorboard").SummaryWriter

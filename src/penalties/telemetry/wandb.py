@@ -13,9 +13,8 @@ __all__ = ["WeightsAndBiases"]
 class WeightsAndBiases(MetricsSink):
     """Log the metrics of every stop to a run: the given one, or the active one, `wandb.run`.
 
-    Events without a step take the next one of the run's own count. W&B drops a row whose step is below the run's last:
-    if you pass steps to a pipeline, pass the same steps to `run.log`. The run is not finished; whoever started it does
-    that.
+    For events without a step, W&B counts steps itself. It drops a row whose step is below the run's last: if you pass
+    steps to a pipeline, pass the same steps to `run.log`. Closing the sink does not finish the run.
 
     >>> from penalties.telemetry import WeightsAndBiases
     >>> try:
@@ -34,7 +33,7 @@ class WeightsAndBiases(MetricsSink):
         super().__init__(f"run {self.run.id}")
 
     def step(self, event: str, metadata: Mapping[str, Any]) -> int | None:
-        """The event's step, or None, and then W&B counts."""
+        """The event's step; with None, W&B counts."""
         return scalar(metadata.get("step"))
 
     def log(self, metrics: Mapping[str, float], step: int | None) -> None:
