@@ -70,7 +70,7 @@ def test_seeds_are_one_group_with_a_mean_and_a_spread(tmp_path):
         "a0, a1, a2 and 2 others ended lowest, with a base loss of about 2.1.",
         "a0, a1 and a2 ended, on average, with the lowest base loss: 2.1 (mean of 3 seeds, 2 to 2.2).",
         "b0 and b1 follow, with 2.2 (mean of 2 seeds, 2.15 to 2.25) (4.8 % more).",
-        "Their seeds spread further than they differ: it may be chance.",
+        "The spread between seeds is larger than this difference: it may be chance.",
     ]
     assert told(*first, *second)[0] == "All runs ended about equal, with a base loss of 2.14."
     assert told(*first)[:2] == [
@@ -86,18 +86,18 @@ def test_runs_that_end_alike(tmp_path):
     assert lines[2:] == ["b follows, with 2.01 (0.5 % more)."]
     lost = run(tmp_path, "c", 1.0, settings=None, nan_from=2)
     assert told(a, b, lost)[0] == (
-        "Both runs that ended are about equal, with a base loss of 2.005. c did not end: NaN from step 2."
+        "Both runs that stayed finite are about equal, with a base loss of 2.005. c diverged: NaN from step 2."
     )
 
 
 def test_a_run_that_diverged_ranks_last(tmp_path):
     good, bad = run(tmp_path, "good", 2.0), run(tmp_path, "bad", 1.0, nan_from=3, weight=0.2)
     lines = told(bad, good)
-    assert lines[0] == "good ended with a base loss of 2. bad did not end: NaN from step 3."
-    assert lines[-1] == "bad did not end: NaN from step 3. It ranks last."
+    assert lines[0] == "good ended with a base loss of 2. bad diverged: NaN from step 3."
+    assert lines[-1] == "bad diverged: NaN from step 3. It ranks last."
     assert run_rows(entered(bad, good))[0][1] == "NaN"
     many = [run(tmp_path, name, 1.0, nan_from=3, settings=None) for name in "abc"]
-    assert told(good, *many)[0] == "good ended with a base loss of 2. a, b and c did not end."
+    assert told(good, *many)[0] == "good ended with a base loss of 2. a, b and c diverged."
 
 
 def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
@@ -223,7 +223,7 @@ def test_a_sweep_is_told_by_its_values(tmp_path):
 
 def test_a_run_without_a_finite_loss_cannot_be_compared(tmp_path):
     good, bad = run(tmp_path, "good", 2.0, settings=None), run(tmp_path, "bad", math.nan, settings=None)
-    assert told(good, bad)[-1] == "bad did not end: NaN from step 0. It ranks last."
+    assert told(good, bad)[-1] == "bad diverged: NaN from step 0. It ranks last."
     assert told(bad)[0] == "No run has a loss to compare."
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -233,7 +233,7 @@ def test_a_run_without_a_finite_loss_cannot_be_compared(tmp_path):
     path.write_text(path.read_text().replace('"base_loss": {"value": 2.0', '"base_loss": {"value": "NaN"'))
     for value in ("3.0", "4.0", "5.0", "6.0"):
         path.write_text(path.read_text().replace(f'"value": {value}', '"value": "NaN"'))
-    assert told(good)[-1] == "good did not end: its loss is not finite. It ranks last."
+    assert told(good)[-1] == "good diverged: its loss is not finite. It ranks last."
 
 
 def test_a_loss_of_zero_has_no_parts(tmp_path):
@@ -352,7 +352,7 @@ def test_the_folder_of_an_ablation_stands_for_its_runs(tmp_path):
     for name in ("all-seed-0", "a-seed-0", "b-seed-0"):
         run(tmp_path, name, 1.0)
     (tmp_path / "other").mkdir()
-    with pytest.raises(RunError, match=re.escape(f"{tmp_path} is not a run: it holds 3 runs: penalties report ")):
+    with pytest.raises(RunError, match=re.escape(f"{tmp_path} is not a run, but contains 3 runs; use ")):
         make([tmp_path])
     (tmp_path / "ablation.json").write_text('{"runs": [{"folder": "all-seed-0"}, {"folder": "gone"}]}')
     assert list(make([tmp_path]).verdicts) == ["all", "a", "b"]
@@ -363,7 +363,7 @@ def test_the_folder_of_an_ablation_stands_for_its_runs(tmp_path):
 
 def test_a_folder_with_one_run_in_it_names_that(tmp_path):
     folder = run(tmp_path, "a", 1.0)
-    with pytest.raises(RunError, match=f"it holds 1 run: penalties report {re.escape(str(folder))}$"):
+    with pytest.raises(RunError, match=f"contains a run; use penalties report {re.escape(str(folder))}$"):
         make([tmp_path])
 
 

@@ -240,7 +240,7 @@ def test_a_run_without_steps_says_so(tmp_path):
 def test_a_log_alone_is_enough(tmp_path):
     text = made(write_run(tmp_path, steps=3))
     Page(text)
-    assert "The folder has no config.json that can be read." in text
+    assert "The folder has no readable config.json." in text
 
 
 def test_a_run_without_terms_gradients_times(tmp_path):

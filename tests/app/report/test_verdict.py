@@ -310,7 +310,7 @@ def test_a_loss_that_is_not_finite_to_the_end_leads(tmp_path):
     values = lambda step: math.nan if step in (5, 9) else 2.0
     found = verdict(write_run(tmp_path, steps=10, base=base(values)))
     assert told(found, "broken") == [
-        "The loss became NaN at step 9, the last; not finite there: base_loss; 1 step before was NaN or infinite, too."
+        "The loss became NaN at step 9, the last; not finite there: base_loss; 1 earlier step was NaN or infinite too."
     ]
 
 
@@ -318,7 +318,7 @@ def test_a_loss_that_spikes(tmp_path):
     values = lambda step: 1e6 if step == 20 else 2.0 - step * 0.002
     found = verdict(write_run(tmp_path, steps=200, base=base(values)))
     assert told(found, "spiked") == [
-        "The loss spiked to 1e6 at step 20, where it was about 1.971 around it; the means leave it out."
+        "The loss spiked to 1e6 at step 20, against about 1.971 around it; the means leave it out."
     ]
     assert found.summary.startswith("The loss fell by 19 % and spiked to 1e6 at step 20. ")
     for calm in (lambda step: 1e6 if step == 0 else 2.0, lambda step: 1e6 if step == 39 else 2.0, falling(100, 1, 40)):
@@ -387,7 +387,7 @@ def test_a_term_that_never_ran_did_not_do_nothing_but_failed(tmp_path):
 
 def test_a_term_that_takes_the_time(tmp_path):
     found = verdict(write_run(tmp_path, steps=10, parts={"topology": Part(lambda step: 1.0, seconds=0.02)}))
-    assert told(found, "slow") == ["topology took 60 ms on average, where a step took 52.4 ms."]
+    assert told(found, "slow") == ["topology took 60 ms on average, while a step took 52.4 ms."]
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_a_term_that_takes_the_time(tmp_path):
         (
             {2: 3.0, 4: 1.0, 9: 2.0},
             "On held-out data the base loss was lowest at step 4, 1, and has risen to 2 at step 9: "
-            "fewer steps are better, about 4.",
+            "train for fewer steps, about 4.",
         ),
         ({4: math.nan}, None),
     ],
@@ -414,13 +414,13 @@ def test_a_checkpoint_is_the_better_one_only_where_it_is_kept(tmp_path):
     losses = {2: 3.0, 4: 1.0, 9: 2.0}
     saved = [(step, "checkpoint", "") for step in (4, 9)]
     found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=saved))
-    assert told(found, "held out")[0].endswith("at step 9: the checkpoint of step 4 is the better one.")
+    assert told(found, "held out")[0].endswith("at step 9: the checkpoint of step 4 is better.")
     saved.insert(1, (8, "checkpoint", ""))
     saved.insert(1, (9, "checkpoint", ""))
     found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=saved[1:]))
-    assert told(found, "held out")[0].endswith("the checkpoint of step 8 is the better one.")
+    assert told(found, "held out")[0].endswith("the checkpoint of step 8 is better.")
     found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=[(9, "checkpoint", "")]))
-    assert told(found, "held out")[0].endswith("at step 9: fewer steps are better, about 4.")
+    assert told(found, "held out")[0].endswith("at step 9: train for fewer steps, about 4.")
 
 
 @pytest.mark.parametrize(
@@ -460,15 +460,15 @@ def test_no_step(tmp_path):
     [
         (10, 10, [], "", []),
         (10, 60, [(9, "finished", "")], "", []),
-        (10, 60, [], "", ["The log ends after 10 of 60 steps: the run goes on, or was stopped."]),
-        (10, None, [], "", ["The log ends after 10 steps: the run goes on, or was stopped."]),
-        (1, None, [], "", ["The log ends after 1 step: the run goes on, or was stopped."]),
+        (10, 60, [], "", ["The log ends after 10 of 60 steps: the run is still going, or was stopped."]),
+        (10, None, [], "", ["The log ends after 10 steps: the run is still going, or was stopped."]),
+        (1, None, [], "", ["The log ends after 1 step: the run is still going, or was stopped."]),
         (
             10,
             60,
             [],
             "{",
-            ["The log ends after 10 of 60 steps: the run goes on, or was stopped while it wrote a line."],
+            ["The log ends after 10 of 60 steps: the run is still going, or was stopped while writing a line."],
         ),
         (
             10,
@@ -477,7 +477,7 @@ def test_no_step(tmp_path):
             "",
             [
                 "It was resumed at step 4.",
-                "It was interrupted after 10 of 60 steps; `penalties train --run FOLDER --resume` goes on.",
+                "It was interrupted after 10 of 60 steps; resume it with `penalties train --run FOLDER --resume`.",
             ],
         ),
         (

@@ -1,4 +1,4 @@
-"""The report: a run, or several, as one page of HTML that works offline."""
+"""The report: one HTML page about one or several runs, which works offline."""
 
 from .page import Report, make, write
 from .reading import read

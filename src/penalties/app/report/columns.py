@@ -16,7 +16,7 @@ _OF_TERM: Final = ("value", "weight", "grad_norm")
 
 
 class Columns:
-    """The numbers of step records that a report shows; the index of a record counts the step records before it."""
+    """The numbers in step records that a report shows. The index of a record counts step records only."""
 
     def __init__(self) -> None:
         """No records yet."""
@@ -29,10 +29,10 @@ class Columns:
         self.cosines: dict[tuple[str, ...], tuple[list[int], list[Any]]] = {}
         """By the names of rows and columns: the index of each record, and its matrix."""
         self._columns: dict[tuple[str, str], list[Any]] = {}
-        """By what and term: the values of the records so far, None where a record has none."""
+        """By quantity and term: the values of the records so far, None for a record without one."""
 
     def add(self, record: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        """Take the numbers of one step record; `parts` are those of its loss."""
+        """Add the numbers of one step record; `parts` are those of its loss."""
         keep, loss = self._keep, record["loss"]
         for what in _OF_RUN:
             keep(what, "", record.get(what))
@@ -73,17 +73,17 @@ class Columns:
 
 
 def number(found: Any) -> float | None:
-    """A number as a log has it, with NaN and infinity as strings; None for anything else."""
+    """A number from a log, in which NaN and infinity are strings; None for anything else."""
     if isinstance(found, str):
         return float(found) if found in ("NaN", "Infinity", "-Infinity") else None
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
-    # By way of text, an integer of 400 digits is infinite rather than an error.
+    # Converted through text, an integer of 400 digits becomes infinite instead of raising.
     return float(found) if isinstance(found, float) or abs(found) < 2**53 else float(str(found))
 
 
 def parts_of(loss: Mapping[str, Any]) -> dict[str, Any]:
-    """The base loss, if there is one, then the terms by name: the order of the rows of cosines."""
+    """The base loss, if there is one, then the terms by name: the order of the cosine matrix."""
     return {**({BASE: loss["base_loss"]} if "base_loss" in loss else {}), **loss.get("regularizers", {})}
 
 

@@ -1,4 +1,4 @@
-"""A resolved config as TOML, and what differs between several."""
+"""A resolved config as TOML, and the differences between several."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ _NONE: Final = "–"
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """The config as it could be written by hand; what is not set is a comment.
+    """The config as one would write it by hand; a value that is not set becomes a comment.
 
     >>> print(toml({"train": {"steps": 60, "seed": None}, "term": [{"fn": "l1", "weight": 0.1}]}))
     [train]
@@ -64,9 +64,9 @@ def _value(value: Any) -> str:
 
 
 def differences(configs: Sequence[Mapping[str, Any] | None]) -> dict[str, list[str]]:
-    """The keys whose values are not the same in all of these configs, with the values.
+    """The keys whose values differ between these configs, with the values.
 
-    "–" is a value that is not there, or is empty. Terms are told apart by their names.
+    "–" stands for a missing or empty value. Terms are matched by name.
 
     >>> differences([{"train": {"seed": 0, "steps": 9}}, {"train": {"seed": 1, "steps": 9}}])
     {'train.seed': ['0', '1']}
@@ -77,7 +77,7 @@ def differences(configs: Sequence[Mapping[str, Any] | None]) -> dict[str, list[s
     for key in keys:
         values = [one.get(key, _NONE) for one in flat]
         table = next((other for other in keys if key.startswith(f"{other}.")), None)
-        # A term that is missing altogether is one difference, not one for each of its arguments.
+        # A missing term is one difference, not one per argument.
         compared = [value for value, one in zip(values, flat, strict=True) if table is None or table in one]
         if len(set(compared)) > 1:
             found[key] = values

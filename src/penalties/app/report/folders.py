@@ -1,4 +1,4 @@
-"""Which runs are meant by the folders that were given, and what they are called."""
+"""The runs in the given folders, and their names."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _SEED: Final = re.compile(r"-seed-\d+$")
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """The folders of runs, each once; that of an ablation stands for the runs in it."""
+    """The folders of runs, each once; the folder of an ablation stands for the runs in it."""
     found: dict[Path, Path] = {}
     for folder in folders:
         for run in _runs(folder):
@@ -31,11 +31,8 @@ def _runs(folder: Path) -> list[Path]:
     if not below:
         return [folder]
     if not (folder / _ABLATION).is_file():
-        one = len(below) == 1
-        wanted = below[0] if one else folder / "*"
-        raise RunError(
-            f"{folder} is not a run: it holds {len(below)} {'run' if one else 'runs'}: penalties report {wanted}", 2
-        )
+        contains, wanted = ("a run", below[0]) if len(below) == 1 else (f"{len(below)} runs", folder / "*")
+        raise RunError(f"{folder} is not a run, but contains {contains}; use penalties report {wanted}", 2)
     order = _order(folder / _ABLATION)
     return sorted(below, key=lambda path: order.index(path.name) if path.name in order else len(order))
 
@@ -45,7 +42,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _order(path: Path) -> list[str]:
-    """The names of folders as an ablation lists them; none where its file cannot be read."""
+    """The folder names in the order of an ablation; empty if its file cannot be read."""
     try:
         entries: Any = json.loads(path.read_text("utf-8"))["runs"]
         return [str(cast("dict[str, Any]", entry)["folder"]) for entry in entries]
@@ -54,7 +51,7 @@ def _order(path: Path) -> list[str]:
 
 
 def named(folders: Sequence[Path]) -> list[str]:
-    """The names of folders, with those of their parents where these would be equal, without a seed that all share.
+    """The names of folders, with their parents if needed to tell them apart, and without a seed that all share.
 
     >>> named([Path("runs/all-seed-0"), Path("runs/without-kl-seed-0")])
     ['all', 'without-kl']

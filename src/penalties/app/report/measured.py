@@ -1,4 +1,4 @@
-"""The inputs at which gradients are measured: norms compare only if they are measured at the same inputs."""
+"""The inputs at which gradients are measured: norms are comparable only if they are measured at the same inputs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _WORDS: Final = {
 
 
 def inputs_in_words(inputs: Sequence[str]) -> str:
-    """What gradients are taken with respect to, in words.
+    """What gradients are measured with respect to, in words.
 
     >>> inputs_in_words(("flat_logits", "params"))
     'logits and parameters'

@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else."""
+"""The page: a single file that needs no other."""
 
 import base64
 import functools
@@ -24,6 +24,7 @@ from .runlog import RunLog
 from .sections import colors, cosines, count_series, events, failures, figures, term_note, term_rows, time_rows
 from .summary import Summary, summarise
 from .verdict.findings import Verdict
+from .verdict.history import steps_words
 from .verdict.judge import judge
 from .verdict.sentences import short
 
@@ -32,30 +33,30 @@ __all__ = ["Report", "make", "write"]
 _HERE: Final = Path(__file__).parent
 
 _VALUES: Final = 150_000
-"""Numbers that a page may draw: each takes about 17 bytes, and a page of 4 MB is enough."""
+"""How many numbers a page may draw: each takes about 17 bytes, and a page should stay below 4 MB."""
 _POINTS: Final = (120, 1000)
-"""The fewest and the most points of a chart."""
+"""The minimum and maximum number of points in a chart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A page, and what it says at the top of each run."""
+    """A page, with the verdict of each run and of the comparison."""
 
     html: str
     verdicts: dict[str, Verdict]
     comparison: Verdict | None
 
     def save(self, path: Path) -> None:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, self.html)
 
 
 def write(runs: Sequence[Path], out: Path) -> None:
-    """Draw one run, or compare several, into one HTML file.
+    """Write one HTML file about one run, or comparing several.
 
-    The file shows everything without a network. It is replaced whole, so that a page that is open stays readable.
+    The file works offline. It is replaced atomically, so a reader never sees an incomplete page.
     """
     make(runs).save(Path(out))
 
@@ -63,13 +64,13 @@ def write(runs: Sequence[Path], out: Path) -> None:
 def make(runs: Sequence[Path]) -> Report:
     """The report of these runs, not yet written; the folder of an ablation stands for the runs in it."""
     if not runs:
-        raise RunError("no run was given; expected the folders of one or more", 2)
+        raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
     return compose([read(folder) for folder in folders], named(folders))
 
 
 def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
-    """The report of runs that have been read."""
+    """The report of runs that were read already."""
     summaries = [summarise(log, CONFLICT) for log in logs]
     found = contenders(logs, summaries, names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
@@ -98,7 +99,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
 
 
 def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) -> dict[str, Any]:
-    """What the template shows of a run."""
+    """What the template shows about a run."""
     run, summary = one.run, one.summary
     return {
         "letter": one.letter,
@@ -123,7 +124,7 @@ def _facts(run: RunLog, summary: Summary) -> list[str]:
     facts = [f"model {model}"] if model else []
     if backend:
         facts.append(f"{backend} backend")
-    facts.append(f"{steps_shown(len(run.steps))} {'step' if len(run.steps) == 1 else 'steps'}")
+    facts.append(steps_words(len(run.steps)))
     if summary.tokens:
         facts.append(f"{steps_shown(summary.tokens)} tokens")
     if summary.seconds:

@@ -1,4 +1,4 @@
-"""From a run's folder to columns: `metrics.jsonl` and `config.json`."""
+"""Reading a run's folder, `metrics.jsonl` and `config.json`, into columns."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ _LOG: Final = "metrics.jsonl"
 _CONFIG: Final = "config.json"
 _KINDS: Final = ("step", "eval", "event")
 _STEPS: Final = 10**15
-"""More than any run has."""
+"""More than any run takes."""
 
 
 def read(folder: Path) -> RunLog:
-    """What is in the folder of a run, however its process ended.
+    """The contents of a run's folder, however its process ended.
 
-    A last line that is incomplete is left out, and so is a line that is not a record (`unreadable` has its number).
-    Where a run was resumed from an earlier step, the steps that it took again replace those of the first time.
+    An incomplete last line is left out, and so is a line that is not a record (`unreadable` has its number). If a run
+    was resumed from an earlier step, the repeated steps replace the first ones.
     """
     path = folder / _LOG
     if not folder.is_dir():
@@ -45,18 +45,18 @@ def read(folder: Path) -> RunLog:
 
 
 class _Reader:
-    """The lines of one log, sorted by what they are."""
+    """The lines of one log, by kind."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.split("\n")
         self.columns = Columns()
         self.evaluations: list[tuple[int, Mapping[str, Any]]] = []
-        """With the number of step records before each."""
+        """The number of step records before each evaluation, and its record."""
         self.events: list[Event] = []
         self.reasons: dict[str, str] = {}
         """Why terms have no gradient."""
         self.inputs: dict[str, dict[str, None]] = {}
-        """What gradients are taken with respect to."""
+        """What the gradients of terms are measured with respect to."""
         self.unreadable: list[int] = []
         self.started: str | None = None
         self.torn = False
@@ -66,7 +66,7 @@ class _Reader:
         self.unreadable = [at for at, line in enumerate(complete, 1) if line and not self._add(line)]
         self.torn = bool(rest) and not self._add(rest)
         config = _config(folder)
-        # Every step record has its step.
+        # Every step record has a step.
         steps = self.columns.numbers("step")[1].astype(np.int64)
         taken = _Taken(self.columns, steps)
         names = _in_order(self.columns.terms, config)
@@ -90,7 +90,7 @@ class _Reader:
         )
 
     def _add(self, line: str) -> bool:
-        """Take a line of any kind; False for one that cannot be read."""
+        """Add a line of any kind; returns False if it cannot be read."""
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -99,7 +99,7 @@ class _Reader:
             return False
         entry = cast("dict[str, Any]", record)
         if entry["kind"] not in _KINDS:
-            # Of a later version.
+            # Written by a later version.
             return True
         step = entry.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _STEPS:
@@ -126,7 +126,7 @@ class _Reader:
     def _evaluated(self, steps: Ints, names: Sequence[str]) -> Evaluations:
         found: dict[int, Mapping[str, Any]] = {}
         for before, entry in self.evaluations:
-            # One that the run took steps before again has been made again, or will be.
+            # If the run repeated earlier steps after this evaluation, the evaluation was or will be repeated too.
             if not np.any(steps[before:] < entry["step"]):
                 found[entry["step"]] = entry["loss"]
         ordered = sorted(found.items())
@@ -138,7 +138,7 @@ class _Reader:
 
 
 class _Taken:
-    """The columns of the steps that count: those that the run did not take again later."""
+    """The columns of the steps that count: those that the run did not repeat later."""
 
     def __init__(self, columns: Columns, steps: Ints) -> None:
         self.columns = columns
@@ -174,7 +174,7 @@ class _Taken:
         )
 
     def cosines(self, names: Sequence[str], inputs: Mapping[str, Mapping[str, None]]) -> dict[tuple[str, str], Series]:
-        """By pair; those that have no input in common have no cosine, though the log says 0."""
+        """By pair. Terms with no input in common have no cosine, though the log says 0."""
         found: dict[tuple[str, str], list[tuple[Ints, Floats]]] = {}
         rank = {name: index for index, name in enumerate(names)}
         for present, (indices, found_matrices) in self.columns.cosines.items():
@@ -200,7 +200,7 @@ def _disjoint(inputs: Mapping[str, Mapping[str, None]], first: str, second: str)
 
 
 def _matrices(read: Sequence[Any], size: int) -> Floats:
-    """Matrices of this size, as one array; NaN where one is none."""
+    """Matrices of this size, as one array; anything else becomes a matrix of NaN."""
     try:
         array = np.array(read, np.float64)
         if array.shape == (len(read), size, size):
@@ -218,7 +218,7 @@ def _times(series: Series, weight: Series) -> Series:
 
 
 def _at(series: Series, steps: Ints) -> Floats:
-    """The values at these steps, which are among its own; NaN at others."""
+    """The values at these steps; NaN at a step that the series does not have."""
     values = np.full(len(steps), np.nan)
     indices = np.searchsorted(series.steps, steps)
     inside = indices < len(series)
@@ -233,7 +233,7 @@ def _series(pairs: Sequence[tuple[int, float | None]]) -> Series:
 
 
 def _is_loss(loss: Any) -> bool:
-    """Whether this is an output of a pipeline as `to_dict` gives it."""
+    """Whether this is the output of a pipeline, as `to_dict` returns it."""
     if not isinstance(loss, dict) or "loss_total" not in loss:
         return False
     whole = cast("dict[str, Any]", loss)
@@ -250,13 +250,13 @@ def _config(folder: Path) -> dict[str, Any] | None:
     try:
         config = json.loads(hide((folder / _CONFIG).read_text("utf-8")))
     except (OSError, ValueError):
-        # A report of a log alone is still a report.
+        # A report needs only the log.
         return None
     return cast("dict[str, Any]", config) if isinstance(config, dict) else None
 
 
 def _in_order(found: Mapping[str, None], config: Mapping[str, Any] | None) -> list[str]:
-    """The base loss, then terms as the config has them, then others as they come in the log."""
+    """The base loss, then terms in the order of the config, then others in the order of the log."""
     tables: Any = (config or {}).get("term", [])
     ranked = [BASE, *(str(table.get("name") or table.get("fn")) for table in tables)]
     return sorted(found, key=lambda name: ranked.index(name) if name in ranked else len(ranked))

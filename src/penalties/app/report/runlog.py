@@ -1,4 +1,4 @@
-"""What a run has written, as columns: numbers at steps."""
+"""The log of a run as columns: numbers by step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,43 +17,43 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """Numbers at rising steps. A step without a number is not among them; NaN and infinity are numbers."""
+    """Numbers at increasing steps. A step without a number is left out; NaN and infinity count as numbers."""
 
     steps: Ints
     values: Floats
 
     def __len__(self) -> int:
-        """How many numbers."""
+        """The number of steps."""
         return len(self.steps)
 
     @property
     def finite(self) -> "Series":
-        """Those that are neither NaN nor infinite."""
+        """The finite part of the series."""
         good = np.isfinite(self.values)
         return self if bool(good.all()) else Series(self.steps[good], self.values[good])
 
     def without(self, step: int | None) -> "Series":
-        """The same, less one step; all of it for None."""
+        """The series without this step, or all of it for None."""
         if step is None:
             return self
         kept = self.steps != step
         return Series(self.steps[kept], self.values[kept])
 
     def at(self, step: int) -> float | None:
-        """The number at a step; None where there is none."""
+        """The number at a step; None if there is none."""
         index = int(np.searchsorted(self.steps, step))
         there = index < len(self.steps) and self.steps[index] == step
         return float(self.values[index]) if there else None
 
     def on(self, steps: Ints, missing: float = np.nan) -> Floats:
-        """A value for each of these steps, which include all of its own."""
+        """A value for each of these steps, which must include all steps of the series."""
         values = np.full(len(steps), missing)
         values[np.searchsorted(steps, self.steps)] = self.values
         return values
 
 
 EMPTY: Final = Series(np.empty(0, np.int64), np.empty(0))
-"""No numbers at all; never written to."""
+"""A series without numbers; never modified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +66,23 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TermLog:
-    """One term over a run; the base loss is one too, of weight 1."""
+    """One term over a run. The base loss counts as a term with weight 1."""
 
     name: str
     value: Series = EMPTY
     weight: Series = EMPTY
     contribution: Series = EMPTY
     grad_norm: Series = EMPTY
-    """Of the value, not weighted."""
+    """The norm of the unweighted gradient."""
     pull: Series = EMPTY
     """The norm of the weighted gradient: what the term does to the parameters."""
     duration: Series = EMPTY
     """Seconds."""
     failures: Sequence[Failure] = ()
     grad_error: str | None = None
-    """Why it has no gradient, where the run says so."""
+    """Why it has no gradient, if the log says so."""
     inputs: tuple[str, ...] = ()
-    """What its gradient is taken with respect to, where the run says so."""
+    """What its gradient is measured with respect to, if the log says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Evaluations:
 
     @property
     def loss(self) -> Series:
-        """The base loss where there is one: it compares between runs whose weights differ."""
+        """The base loss, which is comparable between runs with different weights; the total if there is none."""
         return self.contributions.get(BASE, self.total)
 
 
@@ -129,15 +129,15 @@ class RunLog:
     started: str | None = None
     """The time in the first line."""
     torn: bool = False
-    """Whether the last line has no end: the run was killed while it wrote, or writes now."""
+    """Whether the last line is incomplete: the run was killed while writing it, or is writing it now."""
     unreadable: Sequence[int] = ()
-    """Numbers of other lines that are no records."""
+    """The numbers of other lines that could not be read."""
     folder: str = ""
-    """Where it is, as it was given."""
+    """Its path, as given by the user."""
 
     @property
     def loss(self) -> Series:
-        """The base loss where there is one, else the total."""
+        """The base loss if there is one, else the total."""
         return self.terms[BASE].value if BASE in self.terms else self.total
 
     @property
@@ -147,6 +147,6 @@ class RunLog:
         return steps if isinstance(steps, int) else None
 
     def training(self, key: str) -> Any:
-        """What the config has under `[train]`; None where it has nothing."""
+        """The value of a key in the config's `[train]` table; None if it has none."""
         train = (self.config or {}).get("train")
         return cast("dict[str, Any]", train).get(key) if isinstance(train, dict) else None

@@ -36,7 +36,7 @@
       this.plot = figure.querySelector(".plot");
       this.cursor = figure.querySelector(".cursor");
       this.tip = figure.querySelector(".tip");
-      this.place = null;
+      this.index = null;
       this.plot.addEventListener("pointermove", (event) => this.point(event));
       this.plot.addEventListener("pointerdown", (event) => this.point(event));
       this.plot.addEventListener("pointerleave", (event) => {
@@ -44,7 +44,7 @@
       });
       this.plot.addEventListener("keydown", (event) => this.key(event));
       this.plot.addEventListener("focus", () => {
-        if (this.plot.matches(":focus-visible")) this.show(this.place ?? 0);
+        if (this.plot.matches(":focus-visible")) this.show(this.index ?? 0);
       });
       this.plot.addEventListener("blur", () => this.leave());
     }
@@ -92,7 +92,7 @@
     key(event) {
       void this.data;
       const last = this.steps.length - 1;
-      const now = this.place ?? 0;
+      const now = this.index ?? 0;
       const far = Math.max(1, Math.round(last / 10));
       const moves = {
         ArrowRight: now + 1,
@@ -111,21 +111,21 @@
       }
     }
 
-    values(place) {
+    values(index) {
       return this.data.series.map((one) => ({
         name: one.name,
         css: one.css,
         letter: one.letter,
-        value: Array.isArray(one.values) ? one.values[place] : one.values,
+        value: Array.isArray(one.values) ? one.values[index] : one.values,
       }));
     }
 
-    show(place) {
+    show(index) {
       const data = this.data;
       if (!this.steps.length) return;
-      this.place = place;
-      const step = this.steps[place];
-      const rows = this.values(place);
+      this.index = index;
+      const step = this.steps[index];
+      const rows = this.values(index);
       const format = units[data.unit];
       this.line(step);
       this.cursor.replaceChildren(
@@ -175,7 +175,7 @@
     beside() {
       const figure = this.figure.getBoundingClientRect();
       const plot = this.plot.getBoundingClientRect();
-      const x = plot.left - figure.left + this.across(this.steps[this.place]) * plot.width;
+      const x = plot.left - figure.left + this.across(this.steps[this.index]) * plot.width;
       const width = this.tip.offsetWidth;
       let left = x + 12;
       if (left + width > figure.width) left = x - 12 - width;

@@ -37,24 +37,24 @@ __all__ = [
 
 _NONE: Final = "–"
 _MINUS: Final = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
-"""Of numbers below zero, and in exponents; not the hyphens of names and dates."""
+"""The sign of negative numbers and exponents, but not hyphens in names and dates."""
 _EVENTS: Final = 40
-"""Events that are listed; a run of many warnings has more."""
+"""How many events are listed; a run with many warnings has more."""
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
-    """The class of each term: the same in every chart, and in every run of a page."""
+    """The CSS class of each term: the same in every chart and every run on a page."""
     others = [name for name in names if name != BASE]
     return {name: term_class(others.index(name) if name != BASE else 0, base=name == BASE) for name in names}
 
 
 def count_series(run: RunLog) -> int:
-    """How many lines the charts of a run have, to know how many points each may have."""
+    """How many lines the charts of a run have, which limits the points of each."""
     return 6 * len(run.terms) + 6
 
 
 def figures(run: RunLog, css: Mapping[str, str], points: int) -> dict[str, list[Figure]]:
-    """The charts of a run by section, all over the same steps; a section without numbers has none."""
+    """The charts of a run by section, all over the same steps; a section without data has none."""
     frame = Frame.around([run.steps, run.evaluations.total.steps], points)
     return {
         "loss": _loss(run, css, frame),
@@ -84,14 +84,14 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
     pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     if not pulls and not len(run.grad_norm):
         return []
-    # The total first: a term that is most of it lies over it.
+    # The total first, so that a term of almost the same size is drawn over it.
     drawn = [Line("total", "total under", run.grad_norm)] if len(run.grad_norm) else []
     drawn += [Line(name, css[name], series) for name, series in pulls.items()]
     note = f"norm of each weighted gradient, and of their sum{_rarely(run, [line.series for line in drawn])}"
     found = [lines("Gradient norms", drawn, log=True, frame=frame, note=note)]
     if len(pulls) > 1:
         parts = shares(pulls, run.steps)
-        # Steps at which some norm was measured: a share that is NaN there is of a gradient that is.
+        # Only steps with a measurement: a share that is NaN there comes from a gradient that is NaN.
         measured = np.isin(run.steps, np.concatenate([series.steps for series in pulls.values()]))
         drawn = [Line(name, css[name], Series(run.steps[measured], part[measured])) for name, part in parts.items()]
         note = "of the sum of the weighted norms"
@@ -101,13 +101,13 @@ def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
             Line(f"{name} at the {inputs_in_words(inputs)}", css[name], run.terms[name].pull)
             for name, inputs in apart.items()
         ]
-        note = "these do not compare with those of the other terms"
+        note = "not comparable with those of the other terms"
         found.append(lines("Gradient norms at other inputs", drawn, log=True, frame=frame, note=note))
     return found
 
 
 def _rarely(run: RunLog, measured: Sequence[Series]) -> str:
-    """In how many steps there was a measurement, if not in all."""
+    """In how many steps gradients were measured, if not in all."""
     count = len(np.unique(np.concatenate([series.steps for series in measured])))
     every = len(run.steps)
     return "" if count == every else f"; measured in {steps_shown(count)} of {steps_shown(every)} steps"
@@ -121,7 +121,7 @@ def _weights(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
     if drawn:
         weights = np.concatenate([line.series.finite.values for line in drawn])
         positive, below = weights[weights > 0], bool(np.any(weights < 0))
-        # On a common axis a weight of 0.001 beside one of 1 would lie on the ground.
+        # On a linear axis, a weight of 0.001 beside one of 1 would look like 0.
         log = bool(len(positive)) and float(positive.max()) > 50 * float(positive.min()) and not below
         found.append(lines("Weights", drawn, log=log, zero=not log, frame=frame, note="as schedules set them"))
     if len(run.learning_rate):
@@ -164,7 +164,7 @@ class Part(str):
 
     @classmethod
     def of(cls, share: float) -> "Part":
-        """In per cent; the bar is full at the whole."""
+        """The share in per cent; the bar is full at 100 %."""
         part = cls(percent(share))
         part.share = min(1.0, share)
         return part
@@ -172,7 +172,7 @@ class Part(str):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table: a term, and cells of text."""
+    """A row of a table: a term and its cells."""
 
     name: str
     css: str
@@ -180,9 +180,9 @@ class Row:
 
 
 def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
-    """What every term was: its shares, value and weight at both ends, and steps.
+    """The row of each term: its shares, its value and weight at both ends, and its steps.
 
-    A gradient that is taken measured_elsewhere than most has its norm instead of a share.
+    A gradient measured at other inputs than most has its norm instead of a share.
     """
     rows: list[Row] = []
     for name, term in summary.terms.items():
@@ -198,7 +198,7 @@ def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
 
 
 def term_note(summary: Summary) -> str:
-    """What the numbers in the table of terms are."""
+    """What the numbers in the table of terms mean."""
     both = "the first and the last step"
     window = 1 if summary.loss is None else summary.loss.window
     ends = f"Values and weights are those of {both}."
@@ -213,7 +213,7 @@ def _arrow(both: Ends) -> str:
 
 
 def time_rows(run: RunLog, summary: Summary, css: Mapping[str, str]) -> list[Row]:
-    """Terms by the time they take, the slowest first."""
+    """Terms by the time they took, slowest first."""
     steps = run.seconds.finite.values
     whole = float(steps.mean()) if len(steps) else 0.0
     rows: list[Row] = []
@@ -236,7 +236,7 @@ def failures(run: RunLog, css: Mapping[str, str]) -> list[Row]:
 
 
 def events(run: RunLog) -> list[tuple[str, str, str]]:
-    """What happened to the run: step, kind and message; checkpoints are told together."""
+    """What happened to the run: step, kind and message; checkpoints are summed up in one line."""
     saved = [event for event in run.events if event.kind == "checkpoint"]
     others = [event for event in run.events if event.kind != "checkpoint"]
     told = [(steps_shown(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
@@ -250,7 +250,7 @@ def events(run: RunLog) -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The cosine of a pair: its mean in words and from −1 to 1, a small line over time, and details."""
+    """The cosine of a pair: its mean as text and as a number, a small line chart, and details."""
 
     text: str
     mean: float
@@ -263,12 +263,12 @@ class Matrix:
     """Cosines below the diagonal: rows are all terms but the first, columns all but the last."""
 
     names: Sequence[tuple[str, str]]
-    """With their classes."""
+    """Terms and their CSS classes."""
     rows: Sequence[Sequence[Cell | None]]
 
 
 def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | None:
-    """The matrix of mean cosines between all terms that have a gradient; None where none were measured."""
+    """The matrix of mean cosines between all terms that have a gradient; None if none were measured."""
     measured = {name for pair, series in run.cosines.items() if len(series) for name in pair}
     if not measured:
         return None

@@ -1,4 +1,4 @@
-"""A run in a few numbers for each term: what the verdict and the tables say."""
+"""A run in a few numbers per term, which the verdict and the tables show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ __all__ = ["Ends", "Pair", "Spike", "Summary", "TermSummary", "ends", "shares", 
 Shares: TypeAlias = Mapping[str, Floats]
 
 _SPIKE: Final = 10.0
-"""A loss that is above those around it by so many times their size has spiked."""
+"""A loss has spiked if it exceeds those around it by this many times their size."""
 _AROUND: Final = 10
-"""Steps before and after that it is compared with."""
+"""How many steps before and after it are compared with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where a series began and where it ended: means over the first and the last of its finite numbers."""
+    """Where a series started and ended: means over the first and the last of its finite numbers."""
 
     first: float
     last: float
     window: int
-    """How many numbers each mean is of."""
+    """How many numbers each mean is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TermSummary:
-    """One term over a run. Shares are means over all steps; where the term did not run its share is 0."""
+    """One term over a run. Shares are means over all steps; at a step without the term, its share is 0."""
 
     name: str
     value: Ends | None
@@ -39,23 +39,23 @@ class TermSummary:
     """The first and the last number."""
     loss_share: float | None
     grad_share: float | None
-    """Among the gradients that are taken where most are; None where none was measured there."""
+    """Among the gradients at the inputs where most are measured; None if this one was not measured there."""
     inputs: tuple[str, ...]
-    """Where the gradient is taken, if not where most are."""
+    """The inputs at which the gradient is measured, if most are measured elsewhere."""
     share: float | None
-    """Of the gradient where gradients were measured, else of the loss: what the term did. None if it was measured at
-    other inputs."""
+    """The share of the gradient if gradients were measured, else of the loss; None if its gradient is measured at other
+    inputs."""
     early: float | None
     """The same share in the first quarter of the steps."""
     late: float | None
-    """And in the last quarter."""
+    """The same share in the last quarter."""
     pull: float | None
     """Median norm of the weighted gradient."""
     ran: int
     """Steps with a value."""
     failed: int
     seconds: float | None
-    """Mean time of a step in which it ran."""
+    """The mean time it took per step in which it ran."""
     slowest: float | None
 
 
@@ -69,13 +69,13 @@ class Pair:
     lowest: float
     lowest_at: int
     below: float
-    """The part of the measurements below the threshold of a conflict."""
+    """The fraction of measurements below the conflict threshold."""
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A step at which the loss was far above those around it."""
+    """A step at which the loss was far above the steps around it."""
 
     step: int
     value: float
@@ -88,29 +88,29 @@ class Summary:
     """A run in numbers."""
 
     loss: Ends | None
-    """Of the total; a spike does not count."""
+    """The ends of the total, without a spike."""
     base: Ends | None
     terms: Mapping[str, TermSummary]
     pairs: Sequence[Pair]
-    """Those that were measured, most opposed first."""
+    """The pairs that were measured, the lowest cosine first."""
     tracked: bool
     """Whether gradient norms were measured."""
     broken: Ints
     """Steps at which the total is NaN or infinite."""
     lost_from: int | None
-    """The first step from which the total is NaN or infinite to the end; None where it ends finite."""
+    """The step from which the total is NaN or infinite to the end; None if it ends finite."""
     spike: Spike | None
     peak: tuple[int, float] | None
-    """The step and size of the longest finite gradient."""
+    """The step and norm of the largest finite gradient."""
     usual: float | None
-    """The median length in the first quarter."""
+    """The median norm in the first quarter."""
     failures: int
     seconds: float
     tokens: int
 
 
 def ends(series: Series) -> Ends | None:
-    """The ends of a series; None where nothing in it is finite.
+    """The ends of a series; None if it has no finite number.
 
     >>> import numpy as np
     >>> ends(Series(np.arange(4), np.array([4.0, 3.0, 2.0, 1.0])))
@@ -129,9 +129,9 @@ def _true_ends(series: Series) -> Ends | None:
 
 
 def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
-    """What each part is of the sum of magnitudes at each of these steps; a part that is not there is 0 of it.
+    """The share of each part in the sum of magnitudes at each of these steps; a missing part has a share of 0.
 
-    NaN at steps that have no part at all, or one that is not finite.
+    NaN at steps at which all parts are missing, or one is not finite.
 
     >>> import numpy as np
     >>> steps = np.arange(2)
@@ -191,7 +191,7 @@ def _lost_from(total: Series) -> int | None:
 
 
 def _spike(total: Series) -> Spike | None:
-    """The highest step, where the loss was as usual before and after it."""
+    """The highest step, if the loss was far lower both before and after it."""
     index = int(np.argmax(total.values)) if len(total) else 0
     before, after = (total.values[part] for part in (slice(max(0, index - _AROUND), index), slice(index + 1, None)))
     after = after[:_AROUND]
@@ -204,7 +204,7 @@ def _spike(total: Series) -> Spike | None:
 
 
 def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool, inputs: tuple[str, ...]) -> TermSummary:
-    # Where others have gradients, one without pulls nothing.
+    # If others have gradients, a term without one contributes nothing to them.
     leading = loss if not tracked else np.full(len(loss), np.nan if inputs else 0.0) if gradient is None else gradient
     pulls, durations = term.pull.finite.values, term.duration.finite.values
     quarter = max(1, len(loss) // 4)

@@ -47,7 +47,7 @@ class Progress(Protocol):
         ...
 
     def stopping(self) -> None:
-        """The user asked to stop. Called from a signal handler, so it must not block."""
+        """The user requested a stop. Called from a signal handler, so it must not block."""
         ...
 
     def record(self, record: Mapping[str, Any], line: str) -> None:

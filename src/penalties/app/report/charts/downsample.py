@@ -1,4 +1,4 @@
-"""Fewer steps for a picture, chosen so that every extreme stays."""
+"""Thinning out steps for a chart so that every extreme remains."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ __all__ = ["keep", "ranges"]
 
 
 def keep(rows: Floats, broken: NDArray[np.bool_], points: int) -> Ints:
-    """The indices of about so many columns that a picture of these rows needs; all of them where there are no more.
+    """The indices of about this many columns that show the shape of these rows; all of them if there are no more.
 
     Columns are divided into buckets of equal width, as many as `points` allows. Of each bucket those stay in which some
     row is lowest or highest, and the first in which some row is broken: a line has its true envelope, and a gap where
@@ -28,7 +28,7 @@ def keep(rows: Floats, broken: NDArray[np.bool_], points: int) -> Ints:
     buckets = max(1, (points - 2) // (2 * max(1, len(rows))))
     found = _extremes(rows, broken, buckets)
     while len(found) < points and buckets < count:
-        # Rows that agree on their extremes leave room for more.
+        # Rows that share their extremes leave room for more.
         buckets *= 2
         more = _extremes(rows, broken, buckets)
         if len(more) > points:
@@ -60,7 +60,7 @@ def _extremes(rows: Floats, broken: NDArray[np.bool_], buckets: int) -> Ints:
 
 
 def ranges(steps: Ints, *, gap: float) -> list[tuple[int, int]]:
-    """Steps as ranges from first to last; those no further apart than `gap` are one range.
+    """Steps as ranges from first to last; steps at most `gap` apart share a range.
 
     >>> import numpy as np
     >>> ranges(np.array([3, 4, 5, 90]), gap=1)

@@ -1,4 +1,4 @@
-"""A chart with all that stands around its picture, and the numbers that its cursor shows."""
+"""A chart: the drawing, its ticks, legend and marks, and the numbers that its cursor shows."""
 
 import json
 import math
@@ -19,11 +19,11 @@ Unit: TypeAlias = Literal["", "share", "seconds"]
 Size: TypeAlias = Literal["full", "half"]
 
 _APART: Final = 7.0
-"""Per cent of the height between two letters at the ends of lines."""
+"""The minimum distance between two letters at the ends of lines, in per cent of the height."""
 _COLUMN: Final = 3.0
-"""Letters that are nearer than this, in per cent of the width, stand above each other."""
+"""Letters closer than this, in per cent of the width, are stacked in one column."""
 _NEAR: Final = 0.12
-"""A tick that is nearer to the last step, as a part of the axis, gives way to it."""
+"""A tick closer than this to the last step, as a fraction of the axis, is dropped."""
 
 
 def _short(value: float) -> str:
@@ -35,7 +35,7 @@ _WORDS: Final[dict[Unit, Callable[[float], str]]] = {"": _short, "share": percen
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A letter where a line ends: per cent from the left and from below, and its class."""
+    """A letter at the end of a line: per cent from the left and from the bottom, and its CSS class."""
 
     left: float
     height: float
@@ -53,10 +53,10 @@ class Figure:
     svg: str
     stacked: bool
     legend: Sequence[tuple[str, str]]
-    """Class and name of every line."""
+    """The CSS class and name of each line."""
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
-    """Per cent from the left or from below, and words."""
+    """Per cent from the left or from the bottom, and the label."""
     marks: Sequence[Mark]
     failures: bool
     """Whether failures are marked."""
@@ -70,14 +70,14 @@ class Figure:
 
     @property
     def label(self) -> str:
-        """What a screen reader says."""
+        """The label for screen readers."""
         names = ", ".join(name for _, name in self.legend)
         between = f"steps {steps_shown(self.first)} to {steps_shown(self.last)}"
         return f"{self.title}: {names}; {between}. Arrow keys move the cursor."
 
     @property
     def signs(self) -> list[tuple[Sign, str, str]]:
-        """What the signs in it mean: class, sign and words."""
+        """The legend of its signs: class, sign and meaning."""
         kinds: dict[Sign, None] = {mark.kind: None for mark in self.marks}
         if self.failures:
             kinds["failed"] = None
@@ -96,7 +96,7 @@ def figure(
     note: str,
     size: Size,
 ) -> Figure:
-    """The chart whose picture is on the sheet."""
+    """The chart drawn on this sheet."""
     frame, words = sheet.frame, _WORDS[unit]
     steps = _steps(frame)
     fine = ' class="fine"' if len(sheet.steps) > MANY else ""
@@ -109,7 +109,7 @@ def figure(
         stacked=stacked,
         legend=[(line.css, line.name) for line in sheet.lines],
         x_ticks=[
-            # The first one says what they are.
+            # Only the first one is labelled.
             (100 * int(across) / WIDTH, steps_shown(step) if index else f"step {steps_shown(step)}")
             for index, (step, across) in enumerate(zip(steps, frame.across(steps), strict=True))
         ],
@@ -127,24 +127,24 @@ def figure(
 
 
 def _steps(frame: Frame) -> list[int]:
-    """Round steps and the last one, which takes the index of one that is too near."""
+    """Round steps and the last one, which replaces a round one that is too close."""
     found = {round(tick) for tick in Scale(frame.left, frame.right).ticks()}
     return [*sorted(step for step in found if step < frame.right - _NEAR * frame.span), frame.right]
 
 
 def _ends(sheet: Sheet, scale: Scale) -> list[End]:
-    """Letters at the last points of lines, moved apart where they would cover each other; none if too many."""
+    """Letters at the ends of lines, moved apart if they would overlap; none if there are too many."""
     found: dict[float, list[End]] = {}
     if len(sheet.lines) * _APART > 100:
         return []
     for line in sheet.lines:
         good = line.series.finite
         if len(good) and line.letter:
-            # Where a trend ends, if there is one: the last number alone may be anywhere.
+            # At the end of the trend, if there is one: the last value may be an outlier.
             last = np.median(good.values[-(len(good) // MEDIANS or 1) :])
             height = min(100.0, max(0.0, 100 * scale.position(float(last))))
             left = 100 * int(sheet.frame.across(good.steps[-1:])[0]) / WIDTH
-            # Those that end at about the same step stand in one column.
+            # Lines that end at about the same step share a column of letters.
             column = next((known for known in found if abs(known - left) < _COLUMN), left)
             found.setdefault(column, []).append(End(left, height, line.css, line.letter))
     placed: list[End] = []
@@ -156,13 +156,13 @@ def _ends(sheet: Sheet, scale: Scale) -> list[End]:
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Rising heights moved as little as keeps them apart: those that are too close stand around their middle.
+    """Increasing heights, moved apart as little as possible: those that are too close are spread around their middle.
 
     >>> _apart([10.0, 11.0, 99.0, 100.0])
     [7.0, 14.0, 93.0, 100.0]
     """
     blocks: list[tuple[float, int]] = []
-    """The middle of each block, and how many stand in it."""
+    """The middle of each block, and its number of heights."""
     for height in heights:
         blocks.append((height, 1))
         while True:
@@ -189,12 +189,12 @@ def _data(sheet: Sheet, scale: Scale, stacked: bool, unit: Unit) -> str:
             for row, line in enumerate(sheet.lines)
         ],
     }
-    # No script ends inside a script.
+    # "</script>" must not appear inside a script.
     return json.dumps(numbers, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _column(sheet: Sheet, row: int) -> Any:
-    """Six digits of every number; one number where all are the same."""
+    """Numbers to six digits; a single number if all are the same."""
     raw, there, failed = sheet.raw[row], sheet.there[row], sheet.failed[row]
     finite = np.isfinite(raw)
     if len(raw) > 1 and bool(finite.all()) and bool((raw == raw[0]).all()):
@@ -214,7 +214,7 @@ def _digits(values: Floats) -> list[float]:
     sizes = np.abs(values)
     if not bool(((sizes == 0) | ((sizes > 1e-15) & (sizes < 1e15))).all()):
         return [float(f"{value:.6g}") for value in values.tolist()]
-    # A quotient or product with a power of ten that is exact is the decimal nearest to it.
+    # Dividing or multiplying by an exact power of ten gives the nearest decimal.
     power = 5 - np.floor(np.log10(np.where(sizes == 0, 1.0, sizes))).astype(np.int64)
     up, down = 10.0 ** np.maximum(power, 0), 10.0 ** np.maximum(-power, 0)
     return (np.rint(values * up / down) * down / up).tolist()

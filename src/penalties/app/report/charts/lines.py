@@ -29,7 +29,7 @@ def lines(
     note: str = "",
     size: Size = "half",
 ) -> Figure:
-    """A line for each series, on one axis. With `log`, zeros lie in a strip of their own below it.
+    """A line per series, on one axis. With `log`, zeros lie in a separate strip at the bottom.
 
     Where there are many steps, every line is faint under its trend: medians, so that noise hides nothing.
     """
@@ -49,12 +49,12 @@ def lines(
 
 
 def _window(count: int) -> int:
-    """How many numbers a median is of."""
+    """The window of the medians."""
     return -(-count // MEDIANS)
 
 
 def _trend(sheet: Sheet, line: Line, scale: Scale) -> str:
-    """A line through the medians of a series; none where few steps are drawn."""
+    """A line through the medians of a series; empty if few steps are drawn."""
     numbers = line.series.finite
     if len(sheet.steps) <= MANY or len(numbers) <= MEDIANS:
         return ""
@@ -63,7 +63,7 @@ def _trend(sheet: Sheet, line: Line, scale: Scale) -> str:
     steps = np.median(numbers.steps[:whole].reshape(-1, window), axis=1)
     values = np.median(numbers.values[:whole].reshape(-1, window), axis=1)
     across, down = sheet.frame.across(steps), heights(scale, values)
-    # A line is not drawn over steps at which there is nothing.
+    # The line breaks at steps without data.
     apart = np.diff(steps)
     cuts = np.flatnonzero(apart > 3 * np.median(apart)) + 1
     found = zip(np.split(across, cuts), np.split(down, cuts), strict=True)

@@ -1,4 +1,4 @@
-"""Signs in and over a picture: what is not finite, off the scale, failed, or happened to the run."""
+"""Marks in and above a chart: values that are not finite or off the scale, failures, and events of the run."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ SIGNS: Final[dict[Sign, tuple[str, str]]] = {
     "moment": ("↻", "resumed or interrupted"),
     "failed": ("|", "failed"),
 }
-"""What each looks like, and what it means."""
+"""The sign of each kind, and its meaning."""
 
 _BESIDE: Final = 40
-"""Marks that fit side by side; those closer together are one."""
+"""How many marks fit side by side; closer ones are merged."""
 _SAME: Final = 3.0
-"""Marks of runs that are nearer than this, in per cent, are one."""
+"""Marks of runs closer than this, in per cent, are merged."""
 _DENSE: Final = 200
-"""More ticks than this touch each other."""
+"""More ticks than this would touch each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A sign over a picture, from the left in per cent."""
+    """A sign above a chart; `left` is in per cent."""
 
     kind: Sign
     left: float
     title: str
     words: str = ""
-    """What stands beside it."""
+    """The text beside it."""
 
     @property
     def sign(self) -> str:
-        """What it looks like."""
+        """The character that is shown."""
         return SIGNS[self.kind][0]
 
 
 def broken(sheet: Sheet) -> Iterator[Mark]:
-    """Bands where numbers are NaN or infinite; of runs beside each other, by run."""
+    """Bands at steps whose values are NaN or infinite; in a comparison, by run."""
     if not any(line.letter for line in sheet.lines):
         for start, end, words in _bands(sheet, sheet.wrong, ""):
             yield Mark("broken", 50 * (start + end) / WIDTH, f"NaN or infinite: {words}")
@@ -77,7 +77,7 @@ def broken(sheet: Sheet) -> Iterator[Mark]:
 
 
 def _bands(sheet: Sheet, wrong: Ints, css: str) -> Iterator[tuple[int, int, str]]:
-    """Draw bands over these steps; gives the coordinates and the steps of each."""
+    """Draw bands over these steps; returns the coordinates and the steps of each."""
     for first, last in ranges(wrong, gap=max(1.0, sheet.frame.span / _BESIDE)):
         start, end = sheet.frame.across([first, last]).tolist()
         kind = f"gap of {css}" if css else "gap"
@@ -87,11 +87,11 @@ def _bands(sheet: Sheet, wrong: Ints, css: str) -> Iterator[tuple[int, int, str]
 
 
 def failed(sheet: Sheet) -> bool:
-    """Ticks at the lower edge where terms failed; whether there are any."""
+    """Draw ticks at the bottom where terms failed; returns whether there are any."""
     for line in sheet.lines:
         if line.failed:
             across = np.unique(sheet.frame.across(line.failed)).tolist()
-            # Ticks that touch each other would say that every step failed: they are as strong as the part that did.
+            # Ticks that touch would look as if every step failed, so their opacity is the fraction that did.
             part = len(line.failed) / (len(line.failed) + len(line.series))
             opacity = f' opacity="{max(0.2, part):.2f}"' if len(across) > _DENSE else ""
             ticks = "".join(f"M{x} {HEIGHT}v-45" for x in across)
@@ -100,10 +100,10 @@ def failed(sheet: Sheet) -> bool:
 
 
 def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
-    """Signs at the edge where something in these rows is off the scale; the furthest has its number beside it."""
+    """Signs at the edge where a value in these rows is off the scale; the furthest shows its value."""
     high = np.where(np.isnan(values), -np.inf, values).max(axis=0, initial=-np.inf)
     low = np.where(np.isnan(values), np.inf, values).min(axis=0, initial=np.inf)
-    # Sums of shares are 1 up to rounding.
+    # Shares add up to 1 only up to rounding.
     margin = 1e-9 * (scale.high - scale.low)
     sides: Iterable[tuple[Sign, Bools, Floats]] = (
         ("over", high > scale.high + margin, high),
@@ -124,7 +124,7 @@ def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
 
 
 def moments(sheet: Sheet, told: Sequence[Moment]) -> Iterator[Mark]:
-    """Lines across the picture where something happened."""
+    """Vertical lines where something happened to the run."""
     for moment in told:
         if sheet.frame.left <= moment.step <= sheet.frame.right:
             across = int(sheet.frame.across([moment.step])[0])

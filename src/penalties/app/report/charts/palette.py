@@ -19,15 +19,15 @@ RUN_STOPS: Final = (
     ("#432371", "#2c5aa0", "#15867f", "#6b9a1e", "#c98a00"),
     ("#8f7ae8", "#5c9bf0", "#3fc7b4", "#a5d65a", "#ffd257"),
 )
-"""The ramp of runs in light and in dark."""
+"""The colour ramp for runs, in light and dark mode."""
 
 _DASHES: Final = 3
 _AGAIN: Final = (0.35, 0.6)
-"""How near colours that come again are to black, or in dark to white."""
+"""How far repeated colours are shifted towards black, or towards white in dark mode."""
 
 
 def term_class(index: int, *, base: bool) -> str:
-    """The class of a term by its index among the others; colours that come again have a broken line.
+    """The CSS class of a term by its index among the others; repeated colours have a dashed line.
 
     >>> term_class(0, base=True), term_class(0, base=False), term_class(7, base=False)
     ('t0', 't1', 't1 dash1')
@@ -39,7 +39,7 @@ def term_class(index: int, *, base: bool) -> str:
 
 
 def run_class(group: int, member: int = 0) -> str:
-    """The class of a run: a colour for its group, and a line that is broken in another way than its neighbours'.
+    """The CSS class of a run: a colour for its group, and a dash pattern that differs from its neighbours'.
 
     >>> run_class(0), run_class(1), run_class(1, 1)
     ('r0', 'r1 dash1', 'r1 dash2')
@@ -49,7 +49,7 @@ def run_class(group: int, member: int = 0) -> str:
 
 
 def ramp(stops: Sequence[str], count: int) -> list[str]:
-    """So many colours between these stops, in even distances.
+    """A number of colours, evenly spaced between these stops.
 
     >>> ramp(["#000000", "#ffffff"], 3)
     ['#000000', '#808080', '#ffffff']
@@ -67,7 +67,7 @@ def _rgb(color: str) -> list[int]:
 
 
 def css(runs: int) -> str:
-    """The rules that give classes their colours, for pages with so many runs."""
+    """The CSS rules for the colours of a page with this many groups of runs."""
     light, dark = (
         _rules(terms, ramp(stops, runs), ink)
         for terms, stops, ink in zip((LIGHT, DARK), RUN_STOPS, ("#000000", "#ffffff"), strict=True)

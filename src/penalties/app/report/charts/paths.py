@@ -1,4 +1,4 @@
-"""Paths: lines, areas and a grid in the coordinates of a picture."""
+"""Paths: lines, areas and a grid, in the coordinates of a chart."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,19 +12,19 @@ from .sheet import HEIGHT, WIDTH, Bools, Line, Sheet
 __all__ = ["area", "between", "draw", "grid", "heights", "moves", "pieces"]
 
 _DOTS: Final = 24
-"""A line of no more points than this has a dot at each."""
+"""A line of at most this many points has a dot at each."""
 _UNDER: Final = 2
-"""Coordinates that an area reaches under its neighbour."""
+"""How far an area extends under its neighbour, in coordinates."""
 
 
 def heights(scale: Scale, values: Floats) -> Ints:
-    """Coordinates from above; what is far off the scale lies only a little off the picture."""
+    """Coordinates from the top; values far off the scale are clipped to just outside the chart."""
     indices = np.clip(np.nan_to_num(scale.positions(values)), -0.5, 1.5)
     return np.rint(HEIGHT * (1 - indices)).astype(np.int64)
 
 
 def pieces(there: Bools, gone: Bools) -> Iterator[Ints]:
-    """The indices of a line between its breaks; steps at which it has nothing are passed over."""
+    """The indices of a line between its breaks; steps without data are skipped."""
     indices = np.flatnonzero(there)
     good = ~gone[indices]
     cuts = np.flatnonzero(np.diff(good.astype(np.int8))) + 1
@@ -34,7 +34,7 @@ def pieces(there: Bools, gone: Bools) -> Iterator[Ints]:
 
 
 def draw(sheet: Sheet, line: Line, parts: Sequence[Ints], across: Ints, down: Ints, trend: str = "") -> None:
-    """A line in pieces, with dots where it is short or a piece is a single step."""
+    """A line in pieces, with dots if it is short, and for a piece of a single step."""
     few = sum(map(len, parts)) <= _DOTS
     way = "".join(f"M{across[piece[0]]} {down[piece[0]]}{moves(across[piece], down[piece])}" for piece in parts)
     alone = [index for piece in parts if few or len(piece) == 1 for index in piece]
@@ -46,7 +46,7 @@ def draw(sheet: Sheet, line: Line, parts: Sequence[Ints], across: Ints, down: In
 
 
 def moves(across: Ints, down: Ints) -> str:
-    """The relative moves from each point to the next; a level stretch is one move."""
+    """The relative moves from each point to the next; a horizontal stretch is one move."""
     if len(across) == 1:
         return "h0"
     inner = (down[1:-1] != down[:-2]) | (down[1:-1] != down[2:])
@@ -56,15 +56,15 @@ def moves(across: Ints, down: Ints) -> str:
 
 
 def area(across: Ints, outer: Ints, inner: Ints) -> str:
-    """What lies between an edge and the one before it, and a little of what is under that."""
+    """The area between an edge and the one before it, extended a little below that."""
     way = int(np.sign((inner - outer).sum()))
     return between(across, outer, inner + way * _UNDER)
 
 
 def between(across: Ints, first: Ints, second: Ints) -> str:
-    """What lies between two lines."""
+    """The area between two lines."""
     if len(across) == 1:
-        # One step alone is a bar.
+        # A single step is drawn as a bar.
         half = WIDTH // 50
         across, first, second = np.array([across[0] - half, across[0] + half]), first.repeat(2), second.repeat(2)
     back = moves(across[::-1], second[::-1])
@@ -72,7 +72,7 @@ def between(across: Ints, first: Ints, second: Ints) -> str:
 
 
 def grid(scale: Scale) -> str:
-    """Lines across the picture at the ticks."""
+    """Horizontal lines at the ticks."""
     levels = heights(scale, np.array(scale.ticks())).tolist()
     way = "".join(f"M0 {level}h{WIDTH}" for level in levels)
     zero = ""

@@ -1,4 +1,4 @@
-"""Axes: from numbers to positions, the ticks between, and numbers in words."""
+"""Axes: positions of numbers, ticks, and numbers as text."""
 
 import math
 from dataclasses import dataclass
@@ -13,33 +13,33 @@ __all__ = ["Scale", "fitted", "percent", "seconds", "shown", "steps_shown"]
 _MINUS: Final = "\N{MINUS SIGN}"
 _SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
 _SPIKE: Final = 5.0
-"""Values that are further from the others than so many times their range are off the scale."""
+"""Values further from the others than this many times their range are off the scale."""
 _RARE: Final = 0.02
-"""At most this part of the values may be."""
+"""At most this fraction of the values may be off the scale."""
 _MARGIN: Final = 0.04
-"""Room beyond the outermost values, as a part of the axis; none across zero."""
+"""The margin beyond the outermost values, as a fraction of the axis; it does not cross zero."""
 _STRIP: Final = 0.09
-"""The part of a log axis that is kept for zeros."""
+"""The fraction of a log axis that is reserved for zeros."""
 _MOST: Final = 1e300
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A stretch of numbers that fills an axis."""
+    """The range of numbers that an axis shows."""
 
     low: float
     high: float
     log: bool = False
     zeros: float = 0.0
-    """The part of a log axis, at its low end, that is kept for zeros and what is below."""
+    """The fraction of a log axis, at its low end, that is reserved for zeros and negative numbers."""
 
     def position(self, value: float) -> float:
-        """Where a number lies, from 0 at the low end to 1 at the high end; one that is off the scale lies beyond."""
+        """The position of a number, from 0 at the low end to 1 at the high end; outside that if it is off the scale."""
         return float(self.positions(np.array([value]))[0])
 
     def positions(self, values: Floats) -> Floats:
-        """The same for many."""
+        """The positions of many numbers."""
         if not self.log:
             low, high = self.low, self.high
             return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
@@ -50,12 +50,12 @@ class Scale:
         return np.where(values <= 0, self.zeros / 3, positions)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round numbers on the axis, at most so many."""
+        """Round numbers on the axis, at most this many."""
         return _decades(self.low, self.high, most) if self.log else _round_numbers(self.low, self.high, most)
 
 
 def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
-    """A scale for these values, which may be few, equal or far apart; NaN and infinity do not count.
+    """A scale for these values, which may be few, equal or far apart; NaN and infinity are ignored.
 
     A log scale has a strip for zeros where there are any; where nothing is above zero the scale is not one.
 
@@ -90,7 +90,7 @@ def fitted(values: Floats, *, log: bool = False, zero: bool = False) -> Scale:
 def _fitted_log(good: Floats, zeros: float) -> Scale:
     powers = np.log10(np.maximum(good, 1 / _MOST))
     low, high = float(powers.min()), float(powers.max())
-    # A decade at least, or noise fills the axis.
+    # At least a decade, or noise would fill the axis.
     lacking = max(0.0, 1.0 - (high - low)) / 2
     return Scale(_tick_below(low - lacking), _tick_above(high + lacking), log=True, zeros=zeros)
 
@@ -125,7 +125,7 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """A number for people, in two digits at least.
+    """A number for people, with at least two digits.
 
     >>> shown(2.05341), shown(-0.00001234), shown(1.0), shown(float("nan"))
     ('2.053', '−1.234e−5', '1', 'NaN')
@@ -146,7 +146,7 @@ def shown(value: float, digits: int = 4) -> str:
 
 
 def steps_shown(count: float) -> str:
-    """A whole number, its thousands apart.
+    """A whole number, with its thousands separated.
 
     >>> steps_shown(100000)
     '100\u202f000'

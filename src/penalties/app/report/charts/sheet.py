@@ -1,4 +1,4 @@
-"""What a chart is drawn from: series side by side, on the steps that are kept."""
+"""The data of a chart: series aligned on the steps that are drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ __all__ = ["HEIGHT", "MANY", "MEDIANS", "WIDTH", "Bools", "Frame", "Line", "Shee
 
 WIDTH: Final = 2000
 HEIGHT: Final = 1000
-"""Of the coordinates in a picture."""
+"""The size of a chart in coordinates."""
 
 MANY: Final = 300
-"""Lines of more points than this are thinner, and have a trend."""
+"""Lines with more points than this are thinner, and have a trend."""
 MEDIANS: Final = 80
 """Points of a trend."""
 
@@ -32,14 +32,14 @@ class Line:
     css: str
     series: Series
     failed: Sequence[int] = ()
-    """Steps at which there should be a number and is none."""
+    """Steps at which a number is missing because the term failed."""
     letter: str = ""
-    """What stands at its end."""
+    """The letter at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The steps that a chart spans, and the points that it may draw."""
+    """The steps that a chart spans, and the number of points that it may draw."""
 
     points: int
     left: int
@@ -47,14 +47,14 @@ class Frame:
 
     @classmethod
     def around(cls, steps: Sequence[Ints], points: int) -> "Frame":
-        """All of these steps."""
+        """A frame that spans all of these steps."""
         there = [part for part in steps if len(part)]
         left = min((int(part[0]) for part in there), default=0)
         return cls(points, left, max((int(part[-1]) for part in there), default=0))
 
     @property
     def span(self) -> int:
-        """Steps from the first to the last; 1 for a single one."""
+        """The distance from the first step to the last; 1 for a single step."""
         return max(1, self.right - self.left)
 
     def across(self, steps: Sequence[int] | Ints | Floats) -> Ints:
@@ -65,24 +65,24 @@ class Frame:
 
 @dataclass(slots=True)
 class Sheet:
-    """Series side by side; every array has a row for each line, and a column for each step that is drawn."""
+    """Aligned series: every array has a row per line, and a column per step that is drawn."""
 
     lines: Sequence[Line]
     frame: Frame
     steps: Ints
     raw: Floats
-    """With NaN and infinity as they are in the log."""
+    """The values, with NaN and infinity as in the log."""
     there: Bools
-    """Where a line has anything: a number, NaN, infinity, or a failure."""
+    """Where a line has a number, NaN, infinity or a failure."""
     failed: Bools
     wrong: Ints
     """All steps at which a number is NaN or infinite, drawn or not."""
     svg: list[str] = field(default_factory=list[str])
-    """The pieces of the picture."""
+    """The pieces of SVG."""
 
     @classmethod
     def of(cls, lines: Sequence[Line], frame: Frame) -> "Sheet":
-        """As many steps as the frame allows, with every extreme of every line."""
+        """A sheet of as many steps as the frame allows, with every extreme of every line."""
         failures = [np.array(line.failed, np.int64) for line in lines]
         steps = _union([*failures, *(line.series.steps for line in lines)])
         shape = (len(lines), len(steps))
@@ -100,7 +100,7 @@ class Sheet:
 
     @property
     def values(self) -> Floats:
-        """The finite numbers; NaN where there is none."""
+        """The finite numbers, and NaN elsewhere."""
         return np.where(np.isfinite(self.raw), self.raw, np.nan)
 
     @property
@@ -115,7 +115,7 @@ class Sheet:
 
 
 def _union(parts: Sequence[Ints]) -> Ints:
-    """All steps, rising. Series have the same as a rule, and to sort them takes longer than to see that."""
+    """All steps, in increasing order. Series usually have the same steps, and checking that is faster than sorting."""
     longest = max(parts, key=len, default=EMPTY.steps)
     rest = [part for part in parts if len(part) and not np.array_equal(part, longest)]
     return np.unique(np.concatenate([longest, *rest])) if rest else longest

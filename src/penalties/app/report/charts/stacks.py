@@ -19,11 +19,11 @@ __all__ = ["folded", "stack"]
 _LINES: Final = 10
 """More lines than this have colours that are hard to tell apart."""
 _SMALL: Final = 0.02
-"""Of those, the ones with a smaller share are one."""
+"""If there are more, those with a smaller share are merged."""
 
 
 def folded(drawn: Sequence[Line]) -> list[Line]:
-    """The lines of a stack; where they are many, those of less than 2 % in all are one, named by their number."""
+    """The lines of a stack; if there are many, those with less than 2 % overall are merged into one."""
     if len(drawn) <= _LINES:
         return list(drawn)
     sizes = [float(np.abs(line.series.finite.values).sum()) for line in drawn]
@@ -59,7 +59,7 @@ def stack(
     sheet = Sheet.of([*drawn, *([] if total is None else [total])], frame)
     every = Sheet.of(sheet.lines, dataclasses.replace(frame, points=2**62))
     count = len(drawn)
-    # Where the total is not finite there is nothing to stack.
+    # If the total is not finite, there is nothing to stack.
     gone: Bools = np.any(every.broken if total is None else every.broken[count:], axis=0)
     many = windows(every, gone) if len(every.steps) > MANY else None
     if many is None:
@@ -73,7 +73,7 @@ def stack(
     scale = Scale(0.0, 1.0) if shares else fitted(_ranged(edges, many, total), zero=True)
     found = list(pieces(np.ones(len(across), bool), lost))
     for tops in (up, down):
-        # The furthest first: each reaches a little under the one that follows, so that no gap shows between them.
+        # The furthest first: each extends a little under the next, so that no gap shows between them.
         for row in reversed(range(count)):
             floor: Floats = tops[row - 1] if row else np.zeros(len(across))
             if np.any(tops[row] != floor):
@@ -91,7 +91,7 @@ def stack(
     marks: list[Mark] = list(broken(sheet))
     if many is None:
         if total is not None:
-            # Where the sum is off the scale, its number is told and not that of the highest band.
+            # If the sum is off the scale, show its value, not that of the highest band.
             row = values[count:]
             outer = [np.where(row > scale.high, np.nan, up[-1:]), np.where(row < scale.low, np.nan, down[-1:])]
             edges = np.concatenate([*outer, row])
@@ -104,7 +104,7 @@ def stack(
 
 
 def _ranged(edges: Floats, many: Windows | None, total: Line | None) -> Floats:
-    """What the axis is fitted to."""
+    """The values that the axis is fitted to."""
     if many is None or total is None:
         return edges
     return np.concatenate([edges, many.lows[None], many.highs[None]])

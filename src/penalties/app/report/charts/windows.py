@@ -1,4 +1,4 @@
-"""Means over windows of steps: what a stack of many steps is drawn from."""
+"""Means over windows of steps, from which a stack of many steps is drawn."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,27 +11,27 @@ from .sheet import Bools, Sheet
 __all__ = ["Windows", "windows"]
 
 _MOST: Final = 160
-"""Windows of a picture."""
+"""The number of windows in a chart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Means of every line over windows of equal width; a step without a number counts as 0."""
+    """The means of each line over windows of equal width; a step without a number counts as 0."""
 
     steps: Floats
-    """The middle of each window; the first and the last reach to the ends."""
+    """The middle of each window; the first and the last are at the ends."""
     means: Floats
     lows: Floats
     highs: Floats
     """The extremes of the last line."""
     gone: Bools
-    """Windows in which no step counts."""
+    """Windows without any step that counts."""
     width: int
     """Steps in a window."""
 
 
 def windows(sheet: Sheet, gone: Bools) -> Windows:
-    """The windows of a sheet that has all of its steps; those that are gone count for nothing.
+    """The windows of a sheet that has all steps; steps that are `gone` do not count.
 
     >>> from ..runlog import Series
     >>> from .sheet import Frame, Line

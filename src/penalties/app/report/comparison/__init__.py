@@ -1,1 +1,1 @@
-"""Several runs compared."""
+"""Comparison of several runs."""

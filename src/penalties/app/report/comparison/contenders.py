@@ -1,4 +1,4 @@
-"""Runs among others: how far each came, how it ended, and which of them differ in their seeds alone."""
+"""The runs of a comparison: how far each got, how it ended, and which of them differ only in their seeds."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ __all__ = ["Contender", "Group", "Ranking", "contenders", "ranking", "seedless"]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A run among others."""
+    """A run in a comparison."""
 
     letter: str
     name: str
@@ -31,22 +31,22 @@ class Contender:
     run: RunLog
     summary: Summary
     group: int
-    """Runs that differ in their seeds alone are one group."""
+    """The index of its group: runs that differ only in their seeds."""
 
     @property
     def seed(self) -> Any:
-        """As the config has it; None where it has none."""
+        """The seed in the config; None if it has none."""
         return self.run.training("seed")
 
     @property
     def last(self) -> int | None:
-        """The last step; None of a run without any."""
+        """The last step; None if there is none."""
         return int(self.run.steps[-1]) if len(self.run.steps) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that differ in their seeds alone, and where they ended."""
+    """Runs that differ only in their seeds, and their final losses."""
 
     members: Sequence[Contender]
     ends: Sequence[float]
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def shown(self) -> str:
-        """The mean, and how far the seeds spread."""
+        """The mean, and the range over the seeds."""
         if len(self.ends) == 1:
             return shown(self.end)
         spread = f"{shown(min(self.ends))} to {shown(max(self.ends))}"
@@ -72,21 +72,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What runs are compared by, at which step, and how they come."""
+    """The quantity that runs are compared by, the step, and the order of the runs."""
 
     what: str
     at: int | None
-    """The last step that all have, where they are not of one length."""
+    """The last step that all have, if their lengths differ."""
     groups: Sequence[Group]
-    """Those that ended with a number, lowest first."""
+    """The groups that ended with a finite loss, lowest first."""
     lost: Sequence[Contender]
-    """Those whose loss is not finite at the end."""
+    """The runs whose loss is not finite at the end."""
     apart: Sequence[Contender]
-    """Those without a step, or without one that the others have."""
+    """The runs without any step, or with none in common with the others."""
 
 
 def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequence[str]) -> list[Contender]:
-    """The runs with letters, and colours by group."""
+    """The runs, each with a letter and the colour of its group."""
     known: dict[tuple[str, int], int] = {}
     found: list[Contender] = []
     seeds: dict[int, int] = {}
@@ -94,7 +94,7 @@ def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequ
     for index, (run, summary, name) in enumerate(zip(runs, summaries, names, strict=True)):
         key = f"run {index}" if run.config is None else json.dumps(seedless(run.config), sort_keys=True)
         whole = f"{run.training('seed')} {key}"
-        # A second run of one seed is of another group: what differs is not in the config.
+        # A second run with the same seed goes into another group: what differs is not in the config.
         group = known.setdefault((key, again[whole]), len(known))
         again[whole] += 1
         css = run_class(group, seeds.setdefault(group, 0))
@@ -109,7 +109,7 @@ def _letter(index: int) -> str:
 
 
 def seedless(config: Mapping[str, Any], term: str | None = None) -> dict[str, Any]:
-    """A config without its seed, and perhaps without one term."""
+    """A config without its seed, and without a term if one is given."""
     plain = dict(config)
     if isinstance(plain.get("train"), dict):
         plain["train"] = {key: value for key, value in plain["train"].items() if key != "seed"}
@@ -120,7 +120,7 @@ def seedless(config: Mapping[str, Any], term: str | None = None) -> dict[str, An
 
 
 def ranking(found: Sequence[Contender]) -> Ranking:
-    """The runs in their order: by the held-out base loss where all have it at one step, else by that of training."""
+    """The runs ranked by the held-out base loss, if all have one at a common step, or else by the training loss."""
     lost = [one for one in found if one.summary.lost_from is not None]
     ended = [one for one in found if one.last is not None and one not in lost]
     common = min((one.last for one in ended if one.last is not None), default=0)
@@ -139,9 +139,9 @@ def ranking(found: Sequence[Contender]) -> Ranking:
 
 
 def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, list[float]] | None:
-    """The held-out losses at the last step at which all were evaluated; None where there is no such step."""
+    """The held-out losses at the last step at which all were evaluated; None if there is no such step."""
     series = [one.run.evaluations.loss.finite for one in ended]
-    # An evaluation is named by the steps before it, so the last one is a step further.
+    # The step of an evaluation is the number of steps before it, so the last one is one higher.
     steps = [{int(step) for step in part.steps if step <= common + 1} for part in series]
     shared = functools.reduce(set[int].intersection, steps) if steps else set[int]()
     if not shared:
@@ -151,7 +151,7 @@ def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, list[float]
 
 
 def _trained(ended: Sequence[Contender], common: int) -> tuple[str, list[float]]:
-    """The losses in training: means over the last twentieth of the steps that all have."""
+    """The training losses: means over the last twentieth of the steps that all have."""
     based = all(BASE in one.run.terms for one in ended)
     found: list[float] = []
     for one in ended:

@@ -1,4 +1,4 @@
-"""The table and the charts of several runs."""
+"""The table and the charts of a comparison."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def _steps(one: Contender) -> str:
 
 
 def _base(one: Contender) -> str:
-    """The base loss at the end; what the total is where that is not finite."""
+    """The base loss at the end; if the total is not finite there, the total."""
     if one.summary.lost_from is not None:
         return shown(float(one.run.total.values[-1]))
     return "–" if one.summary.base is None else shown(one.summary.base.last)
@@ -63,7 +63,7 @@ def comparison_figures(found: Sequence[Contender], points: int) -> list[Figure]:
             False,
             [one.run.evaluations.loss for one in found],
         ),
-        ("Total loss", "compares only where weights are equal", False, [one.run.total for one in found]),
+        ("Total loss", "comparable only if weights are equal", False, [one.run.total for one in found]),
         ("Gradient norm", "of the total", True, [one.run.grad_norm for one in found]),
     ]
     for name in names:

@@ -1,4 +1,4 @@
-"""What a comparison says: which run ended lower, and what made the difference."""
+"""The verdict of a comparison: which run ended lowest, and what made the difference."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ from .differences import between
 __all__ = ["compare"]
 
 _MANY: Final = 10.0
-"""From so many times as much on, a difference is not told in per cent."""
+"""From this ratio on, a difference is not given in per cent."""
 _ENDINGS: Final = (" helped", " cost", " made no difference")
 
 
@@ -27,7 +27,7 @@ def compare(found: Sequence[Contender]) -> Verdict:
     learned = list(_without(order)) or list(_swept(found, order))
     headline: Sentence = _first(order)
     if order.lost:
-        headline = (*headline, ". ", *clauses(_did_not_end(order.lost)))
+        headline = (*headline, ". ", *clauses(_diverged(order.lost)))
     told = _together([finding.headline for finding in learned if finding.headline])
     if told:
         headline = (*headline, ". ", *clauses(told))
@@ -35,7 +35,7 @@ def compare(found: Sequence[Contender]) -> Verdict:
 
 
 def _leaders(groups: Sequence[Group]) -> list[Group]:
-    """The groups that ended about as low as the lowest, as far as their seeds tell."""
+    """The groups that ended about as low as the lowest, within the spread of their seeds."""
     found = [between(groups[0], group) for group in groups]
     return [group for group, apart in zip(groups, found, strict=True) if apart.small or apart.chance]
 
@@ -48,7 +48,7 @@ def _first(order: Ranking) -> Sentence:
     if len(groups) > 1 and len(leaders) == len(groups):
         members = sum(len(group.members) for group in groups)
         who = "Both runs" if members == 2 else "All runs"
-        who = f"{who} that ended" if order.lost else who
+        who = f"{who} that stayed finite" if order.lost else who
         values = [end for group in groups for end in group.ends]
         were = "were" if order.at is not None else "are" if order.lost else "ended"
         return (f"{who} {were} about equal{at}, with a {what} of {shown(sum(values) / len(values))}",)
@@ -74,7 +74,7 @@ def _outcome(order: Ranking) -> Iterator[Finding]:
     second, last = others[0], others[-1]
     yield Finding("outcome", (*second.title, f" {_follow(second)}, with {second.shown}{_more(second, best)}."))
     if between(best, second).chance:
-        yield Finding("outcome", ("Their seeds spread further than they differ: it may be chance.",))
+        yield Finding("outcome", ("The spread between seeds is larger than this difference: it may be chance.",))
     if len(others) > 1:
         yield Finding("outcome", (*last.title, f" {_ends(last, order)} the highest: {last.shown}{_more(last, best)}."))
 
@@ -98,7 +98,7 @@ def _more(group: Group, best: Group) -> str:
 
 
 def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
-    """Runs that are not as long as they should be, or as others are."""
+    """Runs that are shorter than their config says, or than others."""
     longest = max((one.last + 1 for one in found if one.last is not None), default=0)
     short: dict[str, list[str]] = {}
     for one in found:
@@ -114,11 +114,11 @@ def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
         yield Finding("lengths", (*clauses(parts), f"{at}."))
 
 
-def _did_not_end(lost: Sequence[Contender]) -> list[Sentence]:
-    """Since when, for each of a few; their names for many."""
+def _diverged(lost: Sequence[Contender]) -> list[Sentence]:
+    """For one or two runs, from which step; for more, only their names."""
     if len(lost) > 2:
-        return [(*some([RunName(one.name) for one in lost]), " did not end")]
-    return [(RunName(one.name), f" did not end{_since(one)}") for one in lost]
+        return [(*some([RunName(one.name) for one in lost]), " diverged")]
+    return [(RunName(one.name), f" diverged{_since(one)}") for one in lost]
 
 
 def _since(one: Contender) -> str:
@@ -129,16 +129,16 @@ def _since(one: Contender) -> str:
 
 
 def _lost(order: Ranking) -> Iterator[Finding]:
-    """Runs without a number at the end; they come last."""
+    """Runs that diverged, which rank last, and runs that cannot be compared."""
     for one in order.lost:
-        yield Finding("broken", (RunName(one.name), f" did not end{_since(one)}. It ranks last."))
+        yield Finding("broken", (RunName(one.name), f" diverged{_since(one)}. It ranks last."))
     for one in order.apart:
         why = "no step yet" if one.last is None else "no step in common with the others"
         yield Finding("lengths", (RunName(one.name), f" cannot be compared: {why}."))
 
 
 def _without(order: Ranking) -> Iterator[Finding]:
-    """What taking one term out has changed, where the runs show it and differ in nothing else."""
+    """What removing one term changed, for runs that differ in nothing else."""
     full = max(order.groups, key=lambda group: len(group.members[0].run.terms))
     whole = full.members[0].run
     for group in order.groups:
@@ -171,7 +171,7 @@ def _without(order: Ranking) -> Iterator[Finding]:
 
 
 def _together(parts: Sequence[Sentence]) -> list[Sentence]:
-    """Clauses of name, ending and caveat; those that end alike are one."""
+    """Clauses of name, ending and caveat; those with the same ending are merged."""
     found: list[Sentence] = []
     for ending in _ENDINGS:
         names = [part[0] for part in parts if part[1] == ending]

@@ -1,4 +1,4 @@
-"""What a verdict is made of."""
+"""The parts of a verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,23 +50,23 @@ class Finding:
     kind: Kind
     text: Sentence
     headline: Sentence = ()
-    """The same in a few words, for the first line; empty where it does not belong there."""
+    """The same in a few words, for the headline; empty if it does not belong there."""
 
     def __str__(self) -> str:
-        """The words alone."""
+        """The text, without markup."""
         return plain(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A line that says it all, and what it rests on."""
+    """A headline, and the findings behind it."""
 
     headline: Sentence
     findings: Sequence[Finding]
 
     @property
     def summary(self) -> str:
-        """The headline's words alone."""
+        """The headline, without markup."""
         return plain(self.headline)
 
     @property
@@ -76,5 +76,5 @@ class Verdict:
         return [(kind, _LABELS[kind], [one.text for one in self.findings if one.kind == kind]) for kind in kinds]
 
     def __str__(self) -> str:
-        """The headline, and a line for each finding."""
+        """The headline, then a line per finding."""
         return "\n".join([self.summary, *map(str, self.findings)])

@@ -1,4 +1,4 @@
-"""How a run went: where its loss began and ended, and whether it broke, spiked or exploded."""
+"""How a run went: where its loss started and ended, and whether it diverged, spiked or exploded."""
 
 import math
 from collections.abc import Iterator
@@ -17,26 +17,27 @@ from .sentences import Name, Sentence, listed
 __all__ = ["broken", "exploded", "lost", "moved", "outcome", "spiked", "steps_words"]
 
 _STEADY: Final = 0.01
-"""A change by less is none."""
+"""A smaller relative change counts as none."""
 _STEEP: Final = 0.1
-"""A first loss that is further from the mean of the first steps than this part of it is told."""
+"""The first loss is reported if it differs from the mean of the first steps by more than this fraction of it."""
 
 
 def lost(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """A loss that went and never came back leads everything else."""
+    """A loss that became NaN or infinite for good; this comes before everything else."""
     if summary.lost_from is None or summary.loss is None:
         return
     step = summary.lost_from
     word = "NaN" if math.isnan(run.total.at(step) or 0.0) else "infinite"
     never = ", the last" if step == int(run.total.steps[-1]) else " and never came back"
     before = len(summary.broken) - int((run.total.steps >= step).sum())
-    again = f"; {steps_words(before)} before {'was' if before == 1 else 'were'} NaN or infinite, too" if before else ""
+    earlier = "1 earlier step was" if before == 1 else f"{steps_shown(before)} earlier steps were"
+    again = f"; {earlier} NaN or infinite too" if before else ""
     told = f"The loss became {word} at step {steps_shown(step)}{never}"
     yield Finding("broken", (told, *_source(run, step), f"{again}."), (told,))
 
 
 def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """Where the loss began and where it ended."""
+    """Where the loss started and ended."""
     loss, base = summary.loss, summary.base
     if not len(run.steps):
         yield Finding("outcome", ("The log has no step yet.",), ("No step yet",))
@@ -55,14 +56,14 @@ def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def _span(run: RunLog, summary: Summary) -> str:
-    """How many steps there are; where the loss went and never came back, until which."""
+    """The number of steps; if the loss stayed NaN or infinite, the last step at which it was finite."""
     if summary.lost_from is None:
         return f"in {steps_words(len(run.steps))}"
     return f"until step {steps_shown(run.total.finite.steps[-1])}"
 
 
 def _means(run: RunLog, loss: Ends) -> str:
-    """What the ends are, where they are no single steps, and the first step where it is far from its mean."""
+    """How the ends were averaged, unless each is a single step; and the first loss, if it is far from its mean."""
     if loss.window == 1:
         return ""
     first = float(run.total.finite.values[0])
@@ -81,13 +82,13 @@ def _verb(change: Ends) -> str:
         return f"stayed at about {shown(last)}"
     if last > 2 * first > 0:
         return f"grew {shown(last / first, 2)}-fold"
-    # A part of a number below zero, or across it, says nothing.
+    # A percentage means nothing for negative numbers, or across zero.
     amount = percent((last - first) / first) if first > 0 and last >= 0 else shown(abs(last - first))
     return f"{'fell' if last < first else 'rose'} by {amount}"
 
 
 def moved(change: Ends) -> str:
-    """How a number changed, with its ends.
+    """How a number changed, from where to where.
 
     >>> print(moved(Ends(0.0, 2.0, window=1)), moved(Ends(2.0, 2.001, window=1)), sep=", ")
     went from 0 to 2, stayed at about 2.001
@@ -101,14 +102,14 @@ def moved(change: Ends) -> str:
 
 
 def _source(run: RunLog, step: int) -> Sentence:
-    """The terms that are not finite at a step."""
+    """The terms that are NaN or infinite at a step."""
     found = {name: term.value.at(step) for name, term in run.terms.items()}
     names = [Name(name) for name, value in found.items() if value is not None and not math.isfinite(value)]
     return ("; not finite there: ", *listed(names)) if names else ()
 
 
 def broken(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """A loss or a gradient that was not finite and came back."""
+    """A loss or a gradient that was NaN or infinite, and recovered."""
     wrong, norms = summary.broken, run.grad_norm
     bad = norms.steps[~np.isfinite(norms.values)]
     if summary.lost_from is not None and summary.loss is not None:
@@ -131,16 +132,16 @@ def _counted(run: RunLog) -> str:
 
 
 def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """A step at which the loss was far above those around it."""
+    """A step at which the loss was far above the steps around it."""
     spike = summary.spike
     if spike is not None:
         told = f"spiked to {shown(spike.value)} at step {steps_shown(spike.step)}"
-        text = f"The loss {told}, where it was about {shown(spike.level)} around it; the means leave it out."
+        text = f"The loss {told}, against about {shown(spike.level)} around it; the means leave it out."
         yield Finding("spiked", (text,), (told,))
 
 
 def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """A gradient that was far longer than usual."""
+    """A gradient that was far larger than usual."""
     if summary.peak is None or not summary.usual or summary.peak[1] < EXPLOSION * summary.usual:
         return
     step, size = summary.peak
@@ -154,7 +155,7 @@ def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def steps_words(count: int) -> str:
-    """So many steps.
+    """A number of steps, in words.
 
     >>> steps_words(1), steps_words(20)
     ('1 step', '20 steps')

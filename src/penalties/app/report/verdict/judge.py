@@ -18,11 +18,11 @@ from .terms import agreed, drove, failed, fought, idle, slow
 __all__ = ["judge"]
 
 _HISTORY: Final = ("outcome", "broken", "spiked", "exploded")
-"""What the first sentence is about; the second is about terms."""
+"""The findings in the first sentence of the headline; the second is about terms."""
 _KEPT: Final = 2
-"""Checkpoints that a run keeps."""
+"""How many checkpoints a run keeps."""
 _RISEN: Final = 0.05
-"""A held-out loss that has risen again by more than this part of its fall, or of its size, is told."""
+"""A held-out loss is reported as rising if it rose by more than this fraction of its fall, or of its size."""
 
 
 def judge(run: RunLog, summary: Summary) -> Verdict:
@@ -52,7 +52,7 @@ def judge(run: RunLog, summary: Summary) -> Verdict:
 
 
 def _history(parts: Sequence[Sentence], *, apart: bool) -> Sentence:
-    """What happened, as one sentence; the first part may stand apart from the others."""
+    """What happened, as one sentence; with `apart`, a semicolon follows the first part."""
     first, *rest = parts
     return (*first, "; ", *listed(rest)) if apart and rest else listed(parts)
 
@@ -83,13 +83,13 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def _better(run: RunLog, series: Series, best_at: int) -> str:
-    """What to do about a held-out loss that rises: take a checkpoint that is still there, or train less."""
+    """What to do about a rising held-out loss: use a checkpoint that still exists, or train for fewer steps."""
     saved = sorted({event.step for event in run.events if event.kind == "checkpoint"})[-_KEPT:]
     losses = [float(np.interp(step, series.steps, series.values)) for step in saved]
     last = float(series.values[-1])
     if losses and last - min(losses) > _RISEN * abs(last):
-        return f"the checkpoint of step {steps_shown(saved[int(np.argmin(losses))])} is the better one"
-    return f"fewer steps are better, about {steps_shown(best_at)}"
+        return f"the checkpoint of step {steps_shown(saved[int(np.argmin(losses))])} is better"
+    return f"train for fewer steps, about {steps_shown(best_at)}"
 
 
 def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -102,12 +102,11 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
         after = f"{steps_shown(done)} of {steps_shown(wanted)} steps" if wanted is not None else steps_words(done)
         if kinds and kinds[-1] == "interrupted":
-            text = (
-                f"It was interrupted after {after}; `penalties train --run {shlex.quote(run.folder)} --resume` goes on."
-            )
+            resume = f"penalties train --run {shlex.quote(run.folder)} --resume"
+            text = f"It was interrupted after {after}; resume it with `{resume}`."
         else:
-            torn = " while it wrote a line" if run.torn else ""
-            text = f"The log ends after {after}: the run goes on, or was stopped{torn}."
+            torn = " while writing a line" if run.torn else ""
+            text = f"The log ends after {after}: the run is still going, or was stopped{torn}."
         yield Finding("run", (text,))
     if run.unreadable:
         first, count = [str(line) for line in run.unreadable[:5]], len(run.unreadable)

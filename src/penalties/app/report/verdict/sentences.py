@@ -1,4 +1,4 @@
-"""Sentences that know which of their words are names."""
+"""Sentences in which names are marked, so that a page can colour them."""
 
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -23,11 +23,11 @@ class RunName(Name):
 
 
 Sentence: TypeAlias = tuple[str, ...]
-"""Pieces to be joined; those that are names are `Name`s."""
+"""Pieces to be joined; names are instances of `Name`."""
 
 
 def plain(sentence: Sentence) -> str:
-    """The words alone, with ordinary spaces.
+    """The text without markup, with ordinary spaces.
 
     >>> plain((Name("kl"), " drove training"))
     'kl drove training'
@@ -36,7 +36,7 @@ def plain(sentence: Sentence) -> str:
 
 
 def listed(items: Sequence[Sentence | str]) -> Sentence:
-    """Several things, as a list in a sentence.
+    """Items as a list in a sentence.
 
     >>> plain(listed([Name("kl"), Name("l1"), Name("l2")]))
     'kl, l1 and l2'
@@ -50,7 +50,7 @@ def listed(items: Sequence[Sentence | str]) -> Sentence:
 
 
 def some(names: Sequence[str], most: int = 4) -> Sentence:
-    """Names as a list; where they are many, the first few and how many others.
+    """Names as a list; if there are many, the first few and the number of others.
 
     >>> plain(some([Name("a"), Name("b"), Name("c"), Name("d")], most=3))
     'a, b and 2 others'
@@ -73,7 +73,7 @@ def clauses(parts: Sequence[Sentence]) -> Sentence:
 
 
 def short(name: str, most: int = 28) -> str:
-    """A name of no more than so many signs: the middle goes, for names that begin alike often end otherwise.
+    """A name of at most this many characters, cut in the middle: names that start alike often end differently.
 
     >>> short("penalty_of_the_first_layer_norm", 15)
     'penalty…er_norm'

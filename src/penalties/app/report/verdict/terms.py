@@ -20,21 +20,21 @@ __all__ = ["agreed", "drove", "failed", "fought", "idle", "slow"]
 _ALONE: Final = 0.6
 """A term with this share drives training alone."""
 _TOGETHER: Final = 0.8
-"""Two with this share drive it together."""
+"""Two terms with this share drive it together."""
 _IDLE: Final = 0.01
-"""A term with less does next to nothing."""
+"""A term with a smaller share does next to nothing."""
 _AGREEMENT: Final = 0.9
 _OFTEN: Final = 0.25
-"""A pair that is opposed in this part of the measurements fights at times."""
+"""A pair that conflicts in this fraction of the measurements fights at times."""
 _STILL: Final = "its gradient is 0 in every step"
 _REASON: Final = 120
-"""Signs of a reason in the verdict; the table of failures has all of it."""
+"""Characters of a reason in the verdict; the table of failures has all of it."""
 _SHOWN: Final = 6
-"""Shares that are told where no term drives."""
+"""Shares that are listed if no term drives training."""
 _SLOW: Final = 0.3
-"""A term that takes this part of a step is slow."""
+"""A term that takes this fraction of a step is slow."""
 _MOST: Final = 3
-"""Pairs that are told; the matrix has all of them."""
+"""Pairs that are listed; the matrix has all of them."""
 
 
 def drove(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -72,12 +72,12 @@ def drove(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def _unmeasured(run: RunLog) -> str:
-    """The setting that is the reason."""
+    """The setting that turned measurements off, if one did."""
     return "" if run.training("gradients_every") else " (train.gradients_every = 0)"
 
 
 def _apart(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """Terms whose gradients are taken measured_elsewhere than those of most: their norms are not of one kind."""
+    """Terms whose gradients are measured at other inputs than most: their norms are not comparable."""
     others = {name: term for name, term in summary.terms.items() if term.inputs}
     usual = next((log.inputs for name, log in run.terms.items() if log.inputs and name not in others), ())
     for name, term in others.items():
@@ -135,7 +135,7 @@ def fought(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def _peace(run: RunLog, summary: Summary, pairs: Sequence[Pair]) -> Sentence:
-    """That no two terms fought, and of how many pairs that is known."""
+    """That no two terms fought, and how many pairs were measured."""
     if not pairs:
         return ("No two terms fought: of each pair that was measured, one did next to nothing.",)
     every, count = len(run.terms) * (len(run.terms) - 1) // 2, len(summary.pairs)
@@ -145,7 +145,7 @@ def _peace(run: RunLog, summary: Summary, pairs: Sequence[Pair]) -> Sentence:
 
 
 def _rests(run: RunLog, term: TermSummary) -> bool:
-    """Whether a term did nothing, or next to it."""
+    """Whether a term did nothing, or next to nothing."""
     little = term.share is not None and term.share < _IDLE
     return bool(term.ran) and (_why_nothing(run, term) is not None or little)
 
@@ -168,7 +168,7 @@ def agreed(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def idle(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """Terms that did nothing, or next to it."""
+    """Terms that did nothing, or next to nothing."""
     if len(run.terms) < 2:
         return
     ranked = _ranked(summary)
@@ -233,17 +233,17 @@ def failed(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 
 def _cut(reason: str) -> str:
-    """A reason on one line, of no great length."""
+    """A reason on one line, cut if it is long."""
     line = " ".join(reason.split()).rstrip(".")
     return line if len(line) <= _REASON else f"{line[: _REASON - 1].rstrip()}…"
 
 
 def slow(run: RunLog, summary: Summary) -> Iterator[Finding]:
-    """Terms that take much of the time of a step."""
+    """Terms that take a large part of a step's time."""
     times = run.seconds.finite.values
     whole = float(times.mean()) if len(times) else 0.0
     parts: Sequence[TermSummary] = [term for name, term in summary.terms.items() if name != BASE]
     for term in sorted(parts, key=lambda term: -(term.seconds or 0.0)):
         if whole and (term.seconds or 0.0) >= _SLOW * whole:
-            took = f" took {seconds(term.seconds or 0.0)} on average, where a step took {seconds(whole)}."
+            took = f" took {seconds(term.seconds or 0.0)} on average, while a step took {seconds(whole)}."
             yield Finding("slow", (Name(term.name), took))
