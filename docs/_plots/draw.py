@@ -87,7 +87,7 @@ def _toward(start: tuple[float, float], end: tuple[float, float], distance: floa
 
 
 class Panel:
-    """A rectangle with axes, and the way from data to places in it."""
+    """A rectangle with axes, and the mapping from data to coordinates in it."""
 
     def __init__(self, figure: Figure, left: float, top: float, width: float, height: float, steps: int) -> None:
         """Steps run from the left, values from 0 to 1 upwards."""
@@ -139,14 +139,14 @@ def draw_shares() -> None:
     """What each term is of the loss and of the gradient while a network trains."""
     steps, names, seen = shares()
     figure = Figure(760, 330, "Shares of four terms of the loss and of the gradient over 400 steps of training")
-    for place, name in enumerate(names):
-        figure.swatch(150 + 130 * place, 18, COLORS[name], name)
+    for index, name in enumerate(names):
+        figure.swatch(150 + 130 * index, 18, COLORS[name], name)
     titles = {"loss": "share of the loss", "gradient": "share of the gradient"}
     for column, (kind, rows) in enumerate(seen.items()):
         panel = Panel(figure, 62 + 365 * column, 62, 310, 210, steps[-1])
         floor = [0.0] * len(steps)
-        for place, name in enumerate(names):
-            roof = [low + row[place] for low, row in zip(floor, rows, strict=True)]
+        for index, name in enumerate(names):
+            roof = [low + row[index] for low, row in zip(floor, rows, strict=True)]
             edge = [panel.at(step, value) for step, value in zip(steps, roof, strict=True)]
             back = [panel.at(step, value) for step, value in zip(steps, floor, strict=True)]
             panel.figure.path([*edge, *reversed(back)], fill=COLORS[name])
@@ -170,8 +170,8 @@ def draw_schedules() -> None:
         "product": s.product(s.warmup(1.0, 20), s.exponential(1.0, rate=0.97)),
     }
     figure = Figure(760, 345, "The weight over 100 steps by eight schedules")
-    for place, (title, plan) in enumerate(plans.items()):
-        row, column = divmod(place, 4)
+    for index, (title, plan) in enumerate(plans.items()):
+        row, column = divmod(index, 4)
         panel = Panel(figure, 34 + 185 * column, 34 + 165 * row, 150, 95, 100)
         panel.axes(title, (0, 50, 100), {0: "0", 0.5: "", 1: "1"})
         figure.path([panel.at(step / 2, plan(step / 2)) for step in range(201)], stroke=COLORS["confidence"])
@@ -183,19 +183,19 @@ def draw_schedules() -> None:
 def draw_execution() -> None:
     """One run: inputs go to where the terms run, values and gradients come back, and one backward pass uses them."""
     forward, backward, plain = COLORS["confidence"], COLORS["sparsity"], COLORS["base_loss"]
-    figure = Figure(760, 410, "One run: inputs go to the places where terms run; values and gradients come back")
+    figure = Figure(760, 410, "One run: inputs go to where terms run; values and gradients come back")
     figure.parts.append(
         f'<rect x="258" y="206" width="194" height="130" rx="8" fill="none" stroke="{RULE}" stroke-dasharray="5 4"/>'
     )
     figure.text(355, 328, "outside your process")
-    places = {
+    runners = {
         "inline": ("on your graph", 20),
         "thread": ("the same memory", 78),
         "async": ("the executor's loop", 136),
         "process": ("shared memory", 214),
         "Ray": ("a cluster", 266),
     }
-    for name, (words, top) in places.items():
+    for name, (words, top) in runners.items():
         middle = top + 23
         there, back = [(200, 159), (200, middle)], [(566, middle), (566, 159)]
         if middle == 159:

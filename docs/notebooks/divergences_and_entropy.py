@@ -30,7 +30,7 @@ target = (0.65 * peak(20.0, 2.0).exp() + 0.35 * peak(36.0, 2.0).exp()).log()
 
 
 def fit(loss):
-    """Place and width of the student that makes the loss least, from a start between the peaks."""
+    """Centre and width of the student that minimises the loss, starting between the peaks."""
     middle, log_width = torch.tensor(26.0, requires_grad=True), torch.tensor(1.0, requires_grad=True)
     optimizer = torch.optim.Adam([middle, log_width], lr=0.1)
     for _ in range(400):

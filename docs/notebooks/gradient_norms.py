@@ -144,6 +144,6 @@ shares(again[200])
 
 # %% [markdown]
 # A tenth of the base's 16 % would be 1.6 %. It is less, because the outputs have shrunk under the term since. Norms
-# change while a model trains, so such a weight is a beginning. `pn.Monitor` looks every so many steps and at
+# change while a model trains, so such a weight is a start. `pn.Monitor` checks at regular intervals and at
 # once when the loss jumps: [Gradients](../gradients.md#monitor). What a norm can tell when a run is broken:
 # [Custom-loss training](custom_loss_training.md).

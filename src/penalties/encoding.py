@@ -1,7 +1,7 @@
 """Plain data as JSON that every parser reads, and back.
 
-JSON has no NaN and no infinity. Python writes them bare, and then JavaScript, Go or jq refuse the whole file. Here they
-are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, and become numbers again when read.
+JSON has no NaN and no infinity. Python writes them anyway, and JavaScript, Go and jq then reject the whole file. Here
+they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, and become numbers again when read.
 """
 
 import json

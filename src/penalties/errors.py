@@ -98,7 +98,7 @@ class BackendError(PenaltiesError, TypeError):
 
 
 class GradientError(PenaltiesError, RuntimeError):
-    """A gradient was requested and there is none: nothing differentiable leads to the input.
+    """A gradient was requested, but there is none: no differentiable path leads to the input.
 
     >>> import penalties as pn
     >>> issubclass(pn.GradientError, RuntimeError)
@@ -137,7 +137,7 @@ class TermError(PenaltiesError, RuntimeError):
     """
 
     def __init__(self, term: str, message: str, phase: str = "value") -> None:
-        """Keep the name of the term beside the message, and whether its value failed or its gradient."""
+        """Store the name of the term, and whether its value or its gradient failed."""
         self.term = term
         self.message = message
         self.phase = phase
@@ -160,7 +160,7 @@ class TermTimeoutError(TermError, TimeoutError):
     """
 
     def __init__(self, term: str, message: str, phase: str = "value", *, abandoned: bool = False) -> None:
-        """Keep whether it still runs beside the rest."""
+        """Store also whether the term is still running."""
         super().__init__(term, message, phase)
         self.abandoned = abandoned
 
@@ -216,7 +216,7 @@ class NonFiniteError(PenaltiesError, ValueError):
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        """Keep the kind beside the message."""
+        """Store the kind with the message."""
         self.kind = kind
         self.term: str | None = None
         """The name of the term whose value it is, where an executor ran it."""

@@ -114,7 +114,7 @@ class _Constant(NamedTuple):
 
 
 def _open(nest: Any) -> _Opened | None:
-    """One level of a nest, or None where this is none."""
+    """One level of a nest, or None for anything else."""
     if isinstance(nest, list):
         return _Opened(None, cast("list[Any]", nest), list)
     if isinstance(nest, tuple):
@@ -149,7 +149,7 @@ def _is_none(part: object) -> bool:
 
 
 def _taken_apart(nest: Any, path: str, leaves: list[Any], reject: Callable[[str, Any], Exception] | None) -> Any:
-    """The structure of a nest: None for an array, whose place it is, else a level of structures or a constant."""
+    """The structure of a nest: None stands for an array; anything else is a level of structures or a constant."""
     if is_array(nest):
         leaves.append(nest)
         return None

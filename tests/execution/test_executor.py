@@ -653,7 +653,7 @@ def test_a_fork_neither_runs_nor_closes(monkeypatch: pytest.MonkeyPatch) -> None
     executor.run(pn.Pipeline([pn.Term("l1", runs="thread")]), np.ones(1))
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(RuntimeError, match="belongs to the process that made it"):
+        with pytest.raises(RuntimeError, match="belongs to the process that created it"):
             executor.run(pn.Pipeline(["l1"]), np.ones(1))
         _close_all(executor._pools, executor._process)
     assert executor._pools

@@ -12,7 +12,7 @@ __all__ = ["Backend"]
 class Backend(Protocol):
     """The operations, named and shaped as in NumPy; operators, `.shape`, `.reshape` and `.T` are the arrays' own.
 
-    Where libraries disagree at a kink, the docstring of the operation says which answer every backend gives.
+    Where libraries disagree at a kink, the docstring of the operation says what every backend returns.
     `function` is the name that an error message starts with.
     """
 
@@ -31,19 +31,19 @@ class Backend(Protocol):
         ...
 
     def cast(self, x: Any, like: Any, /) -> Any:
-        """`x` in the dtype of `like`, and beside it."""
+        """`x` in the dtype and on the device of `like`."""
         ...
 
     def constant(self, values: "np.ndarray[Any, Any]", like: Any, /) -> Any:
-        """A NumPy array as an array of this library, beside `like`; floats take its dtype, integers keep theirs."""
+        """A NumPy array as an array of this library, on the device of `like`; floats get its dtype too."""
         ...
 
     def arange(self, size: int, like: Any, /) -> Any:
-        """0, 1, … size − 1 in the dtype of `like`, beside it."""
+        """0, 1, … size − 1 in the dtype and on the device of `like`."""
         ...
 
     def eye(self, size: int, like: Any, /) -> Any:
-        """The identity matrix in the dtype of `like`, beside it."""
+        """The identity matrix in the dtype and on the device of `like`."""
         ...
 
     def packs(self, leaves: Sequence[Any], /) -> bool:
@@ -178,11 +178,11 @@ class Backend(Protocol):
         ...
 
     def zero(self, like: Any, /) -> Any:
-        """A 0-d array of 0, beside `like`."""
+        """A 0-d array of 0, on the device of `like`."""
         ...
 
     def as_array(self, value: Any, like: Any, /) -> Any:
-        """A number or an array of any library as an array of this one, in the dtype of `like` and beside it."""
+        """A number or an array of any library as an array of this one, in the dtype and on the device of `like`."""
         ...
 
     def differentiable(self, x: Any, /, *, requested: bool) -> bool:
@@ -190,7 +190,7 @@ class Backend(Protocol):
         ...
 
     def captures(self, value: Any, inputs: Sequence[Any], /) -> bool:
-        """Whether a value hangs on an array that requires a gradient and is none of the inputs."""
+        """Whether a value depends on an array that requires a gradient and is not one of the inputs."""
         ...
 
     def detached(self, value: Any, /) -> bool:

@@ -19,7 +19,7 @@ def captures(name: str, what: str) -> TermError:
 
 
 def check_captures(task: Task, evaluation: Evaluation) -> None:
-    """Refuse an evaluation whose value hangs on a tensor that is none of the inputs."""
+    """Raise if the value of an evaluation depends on a tensor that requires a gradient and is not an input."""
     if not getattr(evaluation.value, "requires_grad", False):
         return
     ops = owner(evaluation.value)

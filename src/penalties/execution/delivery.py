@@ -52,7 +52,7 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
 
 
 def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> list[tuple[Any, Any]]:
-    """Each array that the term read, and the gradient there, beside it."""
+    """Each array that the term read, with its gradient."""
     pairs: list[tuple[Any, Any]] = []
     for name, gradient in (evaluation.gradient or {}).items():
         nest = inputs[name]

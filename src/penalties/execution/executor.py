@@ -101,7 +101,7 @@ class Executor:
         keep: bool,
     ) -> LossOutput:
         if os.getpid() != self._process:
-            raise RuntimeError("this Executor belongs to the process that made it; make a new one in this fork")
+            raise RuntimeError("this Executor belongs to the process that created it; create a new one in this fork")
         if self._closed:
             raise RuntimeError("this Executor is closed; make a new one")
         if not isinstance(cast("object", pipeline), Pipeline):
@@ -231,7 +231,7 @@ def _given(inputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
 
 
 def _arrived(name: str, value: Any) -> Any:
-    """An input that was promised."""
+    """An input that may still be a future."""
     if isinstance(value, Future):
         return cast("Future[Any]", value).result()
     if hasattr(value, "__await__"):
@@ -240,12 +240,12 @@ def _arrived(name: str, value: Any) -> Any:
 
 
 def _as_number(step: Any) -> Any:
-    """The step as a whole number where it is an array of one: terms elsewhere are told a number."""
+    """The step as an int if it is a 0-d array: terms that run elsewhere receive a plain number."""
     return int(step) if hasattr(step, "shape") and not step.shape else step
 
 
 async def _promise(awaitable: Any, promise: "Future[Any]") -> None:
-    """Keep a promise with what an awaitable gives."""
+    """Resolve a future with the result of an awaitable."""
     try:
         found = await awaitable
     except asyncio.CancelledError:

@@ -77,15 +77,15 @@ def loads(data: bytes, arrays: Sequence[Any] = ()) -> Any:
 def function_bytes(value: Any) -> bytes:
     """A function, or an object that holds one, as bytes; lambdas and closures by value.
 
-    Raises `CapturedError` where it holds a tensor that requires a gradient, which would not be trained.
+    Raises `CapturedError` if it holds a tensor that requires a gradient, which would not be trained.
     """
 
-    def refuse_trained(part: Any) -> None:
+    def reject_trained(part: Any) -> None:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(part, torch.Tensor) and part.requires_grad:
             raise CapturedError(f"a tensor of shape {tuple(part.shape)}")
 
-    return _pickled(value, refuse_trained)
+    return _pickled(value, reject_trained)
 
 
 def _pickled(value: Any, reference: Callable[[Any], tuple[Any, ...] | None]) -> bytes:

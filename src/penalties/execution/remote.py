@@ -28,7 +28,7 @@ _terms: Final[OrderedDict[str, Term]] = OrderedDict()
 
 
 class Request(NamedTuple):
-    """One evaluation, as a worker is asked for it; its arrays travel beside it."""
+    """A request to a worker for one evaluation; its arrays are sent separately."""
 
     name: str
     digest: str

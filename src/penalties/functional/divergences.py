@@ -101,7 +101,7 @@ def js_divergence(
 
     - `p`, `q`: **log-probabilities** over the last axis, of one shape; not probabilities. `logits=True` takes logits.
     - `reduction`: "mean" or "sum" over all positions, or "none" for a value per position.
-    - `base`: of the logarithm; 2 gives bits, so that the bound is 1. None is the natural one.
+    - `base`: of the logarithm; with 2 the result is in bits, and its bound is 1. None is the natural logarithm.
     - `sqrt`: the square root at each position, before it is reduced.
     - `temperature`: T ≠ 1 takes log_softmax(x/T) of both inputs first.
     - `mask`: which positions count, as flags or weights, in the shape of `p` without its last axis.

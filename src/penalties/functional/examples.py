@@ -26,7 +26,7 @@ def matrix() -> tuple[Any, ...]:
 
 
 def pair() -> tuple[Any, ...]:
-    """Two matrices of one shape."""
+    """Two matrices of the same shape."""
     return _VALUES.copy(), _OTHERS.copy()
 
 

@@ -24,7 +24,7 @@ class Leaves(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements of one argument in all."""
+        """The total number of elements of one argument."""
         total = 0
         for row in self.rows:
             total += math.prod(row[0].shape)

@@ -38,7 +38,7 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a penalty is, for whoever composes, chunks, fuses, tests or documents it."""
+    """The facts about a penalty that composing, chunking, fusing, testing and documenting it need."""
 
     function: Callable[..., Any]
     """The penalty itself, without the check of its options' names."""

@@ -52,7 +52,7 @@ def interpolated_gradient_penalty(
     """`gradient_penalty` at `ε·x + (1 − ε)·reference`, one ε from [0, 1) per sample (WGAN-GP, Gulrajani et al., 2017).
 
     - `fn`: a function of samples, as in `gradient_penalty`.
-    - `x`, `reference`: two batches of one shape, floats, such as real and generated samples.
+    - `x`, `reference`: two batches of floats with the same shape, such as real and generated samples.
     - `target_norm`: the length that the gradient is drawn to, at least 0.
     - `seed`: what ε is drawn from: a whole number (the same draw each call), a `torch.Generator`, a JAX key, or the
       array of ε itself.

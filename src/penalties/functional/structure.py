@@ -34,7 +34,7 @@ def consistency(
     reduction: Reduction = "mean",
     mask: ArrayT | None = None,
 ) -> ArrayT:
-    """How far two arrays of one shape are apart: predictions for a clean and a noisy input, a student and a teacher.
+    """The distance between two arrays of the same shape: predictions for clean and noisy inputs, student and teacher.
 
     - `a`, `b`: two arrays of one shape; log-probabilities over the last axis where `metric="kl"`.
     - `metric`: "mse" is `(a − b)²` and "l1" is `|a − b|`, per element. "cosine" is `1 − cos(a, b)` per vector of the

@@ -1,4 +1,4 @@
-"""One call of a pipeline, whoever evaluates its terms: plan, run, combine."""
+"""One call of a pipeline, wherever its terms are evaluated: plan, run, combine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -35,7 +35,7 @@ _stateful: Final["weakref.WeakSet[Pipeline]"] = weakref.WeakSet()
 def debug(on: bool = True) -> Generator[None]:
     """Check what every call inside is given, before its terms are evaluated: `CheckError` lists what is suspicious.
 
-    It looks for NaN in inputs, log-probabilities that do not sum to one (logits or probabilities in their place),
+    It looks for NaN in inputs, log-probabilities that do not sum to one (logits or probabilities instead),
     inputs that no term reads, and state that was returned and not passed in again. It reads values, which waits for
     the device; inside a compiler it does nothing. `PENALTIES_DEBUG=1` in the environment turns it on everywhere.
 

@@ -23,7 +23,7 @@ class Sums:
     __slots__ = ("leaves", "ops", "owned")
 
     def __init__(self, ops: Backend, count: int) -> None:
-        """Nothing yet, at so many leaves."""
+        """Start with no gradient, for this many leaves."""
         self.ops: Backend = ops
         self.leaves: list[Any] = [None] * count
         self.owned: list[bool] = [False] * count
@@ -100,7 +100,7 @@ class Combination:
         self.detached.add(gradients, 1.0)
 
     def fail(self, job: Job, error: BaseException) -> None:
-        """Put an error in place of an evaluation that was taken; its gradient is in the sum, which is lost."""
+        """Replace an evaluation that was already added by an error. The sum of gradients includes it, so it is lost."""
         self.targets = None
         self.outputs[job.index] = TermOutput(job.term.name, None, job.weight, error=error)
 

@@ -138,7 +138,7 @@ def differentiate(
     def value_of(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         evaluation = compute(term, inputs.replaced(targets.replacements(indices, leaves)), step, state)
         kept.append(evaluation)
-        # JAX and torch.func return further arrays beside the value, or else they would be tracers.
+        # JAX and torch.func must return further arrays together with the value, or they would be tracers.
         return evaluation.value, list(trees.arrays(_further(evaluation)))
 
     try:
@@ -165,7 +165,7 @@ def differentiate(
 
 
 def _further(evaluation: Evaluation) -> Any:
-    """What may hold arrays beside the value."""
+    """The other fields that may hold arrays."""
     nothing = not evaluation.metrics and evaluation.state is None
     return None if nothing else (evaluation.metrics, evaluation.state)
 

@@ -13,7 +13,7 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Explains outputs during training: every so many steps, and when the loss jumps.
+    """Explains outputs during training: at regular intervals, and when the loss jumps.
 
     When it explains, it returns the explanation and emits `monitor.explain`, for sinks to record. A jump is a loss of
     more than `jump` times the median of the last `window` losses. To see one it reads the total at every step, which

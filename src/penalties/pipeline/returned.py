@@ -49,10 +49,10 @@ def evaluation_of(term: Term, read: Mapping[str, Any], result: Any) -> Evaluatio
 
 
 def _as_scalar(term: Term, arguments: Sequence[Any], value: Any, *, has_gradient: bool) -> tuple[Any, Backend]:
-    """The value as a 0-d array of at least 32 bits, of the library of the term's inputs and beside them."""
+    """The value as a 0-d array of at least 32 bits, in the library and on the device of the term's inputs."""
     ops = owner(value)
     for argument in arguments:
-        # The common case first: an array as input, and a value of the same library beside it.
+        # The common case first: an array as input, and a value of the same library on the same device.
         beside = ops is not None and owner(argument) is ops and ops.device(argument) == ops.device(value)
         if beside and ops is not None and not len(value.shape):
             return ops.upcast(term.name, value), ops

@@ -106,7 +106,7 @@ def _where_due(job: Job, evaluation: Evaluation) -> Evaluation:
     def masked(array: Any) -> Any:
         return ops.where(job.due, array, 0.0)
 
-    # A running mean that has not begun yet is NaN, and begins at the next value.
+    # A running mean that has not started is NaN, and starts at the next value.
     before = math.nan if job.state is None and isinstance(job.term.fn, Wrapper) else job.state
     state = evaluation.state
     return Evaluation(
@@ -122,7 +122,7 @@ def _where_due(job: Job, evaluation: Evaluation) -> Evaluation:
 
 
 def _chosen(ops: Backend, due: Any, new: Any, before: Any) -> Any:
-    """The new state where due, array by array; a number in place of the state before stands for all of it."""
+    """The new state where due, array by array; if `before` is a number, it stands for every array."""
     olds = [before] * len(list(trees.arrays(new))) if isinstance(before, float) else trees.pair(new, before)
     old = iter(olds)
     return trees.map_arrays(lambda array: ops.where(due, array, next(old)), new)

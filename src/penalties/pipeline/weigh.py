@@ -23,5 +23,5 @@ def check_weights(names: tuple[str, ...], weights: Mapping[str, Weight] | None) 
 
 
 def weight_of(term: Term, overrides: Mapping[str, Weight], step: Any) -> Weight:
-    """The weight of a term in this call: the one that the call gives, or its own, at this step."""
+    """The weight of a term in this call: the one passed to the call, or its own at this step."""
     return overrides[term.name] if term.name in overrides else weight_at(term, step)

@@ -152,7 +152,7 @@ class Sample:
         return {target: found[target] for target in self.targets}
 
     def double(self) -> AbstractContextManager[Any]:
-        """A context in which float64 exists; JAX has to be told."""
+        """A context in which float64 is available; JAX has to enable it."""
         if self.library != "JAX":
             return contextlib.nullcontext()
         return double_precision(True)

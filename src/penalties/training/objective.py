@@ -177,7 +177,7 @@ def _base(loss_fn: Any, references: Sequence[str]) -> Term:
 
 
 def _needs_reference(function: Callable[..., Any]) -> bool:
-    """Whether a loss takes a `reference` beside data and log-probabilities."""
+    """Whether a loss takes a `reference` in addition to data and log-probabilities."""
     try:
         parameter = inspect.signature(function).parameters.get("reference")
     except ValueError:

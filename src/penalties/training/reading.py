@@ -48,7 +48,7 @@ def _plain(value: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise InputError(f"an array: {error}; expected rows of one length") from error
+        raise InputError(f"an array: {error}; expected rows of equal length") from error
 
 
 def inputs_of(index: int, datum: Any) -> Mapping[str, Any]:

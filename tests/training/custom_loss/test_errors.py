@@ -62,7 +62,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("targets", "message"),
         [
-            ([[1], [2, 3]], "datum 0: its target_tokens: an array: .*expected rows of one length"),
+            ([[1], [2, 3]], "datum 0: its target_tokens: an array: .*expected rows of equal length"),
             ({"shape": [2]}, "datum 0: its target_tokens: an array: got no data; expected numbers"),
             ({"data": [1, 2], "dtype": "int64", "shape": [3]}, "as many numbers as the shape holds"),
         ],

@@ -34,7 +34,7 @@ _KEPT: Final = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after so many steps."""
+    """The state of a run after a number of steps."""
 
     step: int
     """Finished steps."""

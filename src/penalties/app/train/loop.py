@@ -287,7 +287,7 @@ def _described(plain: LossOutput) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a term failed; its name is beside it."""
+    """Why a term failed, without its name."""
     return error.message if isinstance(error, TermError) else said(error)
 
 

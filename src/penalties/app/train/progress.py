@@ -163,7 +163,7 @@ class Pace:
     """The speed of a run, from the steps of this process."""
 
     def __init__(self, steps: int, done: int) -> None:
-        """A run of so many steps, some of which may be done."""
+        """A run of this many steps, some of which may be done."""
         self.steps = steps
         self.done: int = done
         self._first = done
@@ -224,7 +224,7 @@ def short(value: Any) -> str:
 
 
 def share_of(loss: Mapping[str, Any], name: str) -> float | None:
-    """The share of a term in the sum of magnitudes; None if it has none."""
+    """The share of a term in the sum of magnitudes; None if that is unknown."""
     contributions = {key: part["contribution"] for key, part in loss["regularizers"].items()}
     if "base_loss" in loss:
         contributions["base_loss"] = loss["base_loss"]["value"]

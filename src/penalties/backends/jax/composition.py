@@ -33,7 +33,7 @@ __all__ = [
 
 
 def device(x: "Array") -> Any:
-    # JAX itself refuses arrays that were put on two devices.
+    # JAX itself raises for arrays on different devices.
     return None
 
 
@@ -91,7 +91,7 @@ def value_and_gradients(
 
 
 class _Watch:
-    """Notes that a tangent came by. JAX gives zeros where there is no path; its rule is not called there."""
+    """Records whether a tangent reached it. Without a path JAX returns zeros, and the rule is not called."""
 
     def __init__(self, reached: list[bool]) -> None:
         self.reached = reached
@@ -184,7 +184,7 @@ def _stitch() -> Any:
 
 @functools.cache
 def _once() -> Any:
-    """Gradients that came as numbers: differentiating them again would give 0, silently."""
+    """Gradients that are constants to JAX: differentiating them again would silently return 0."""
     jax = library()
 
     @jax.custom_jvp
@@ -192,7 +192,7 @@ def _once() -> Any:
         return gradients
 
     @once.defjvp
-    def refuse(primals: Any, tangents: Any) -> Any:
+    def fail(primals: Any, tangents: Any) -> Any:
         raise GradientError(FIRST_ORDER)
 
     return once

@@ -30,7 +30,7 @@ __all__ = [
     "zeros_like",
 ]
 
-# Norms of more elements than this are taken by products of so many.
+# CPU norms over more than _LONG elements are computed from dot products of _PRODUCT elements each.
 _LONG: Final = 2**14
 _PRODUCT: Final = 2**16
 
@@ -186,7 +186,7 @@ def accumulate(total: Any, gradient: "Tensor", weight: Any, *, owned: bool) -> "
         return scaled if total is None else total + scaled
     if total is None:
         return gradient if weight == 1.0 else gradient * weight
-    # A gradient that autograd gave may be one number expanded, or share its memory with another: never written to.
+    # Never written to: a gradient from autograd may be an expanded number, or share its memory with another.
     return total.add_(gradient, alpha=weight) if owned else torch.add(total, gradient, alpha=weight)
 
 

@@ -44,7 +44,7 @@ class TermOutput:
     """None where the term was skipped."""
     weight: Any = 1.0
     grad_norm: Any = None
-    """Of the unscaled gradient over all inputs together; None where it was not requested, or there is none."""
+    """The norm of the unscaled gradient over all inputs; None if it was not requested, or there is no gradient."""
     grad_error: str | None = None
     """Why there is no gradient, where one was requested."""
     grad_norms: Mapping[str, Any] = field(default_factory=_nothing)
@@ -131,7 +131,7 @@ class LossOutput:
     gram: Any = None
     """The matrix of inner products of the unscaled gradients, in the order of `names`; with `cosines` or `keep`."""
     record: "Record | None" = None
-    """What `check` looks at beside the values: names and weak references, never the inputs themselves."""
+    """What `check` needs besides the values: names and weak references, never the inputs themselves."""
 
     @classmethod
     def of(

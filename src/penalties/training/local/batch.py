@@ -30,7 +30,7 @@ class Row:
 
 
 class Batch:
-    """Rows as arrays: B sequences padded to S tokens, with T real positions in all, and K targets per position."""
+    """Rows as arrays: B sequences padded to S tokens, with a total of T real positions, and K targets per position."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         """Pad and pack the rows."""

@@ -1,4 +1,4 @@
-"""References: one array per datum that travels beside the data, passed in, or made by a provider.
+"""References: one array per datum that accompanies the data, passed in, or made by a provider.
 
 A reference is a list of arrays, each with the shape of its datum's `target_tokens`, or a provider, which makes them
 while the forward of the step is running: `initial()`, `client(teacher)`, `perturbed()`, or any object with `start`.

@@ -66,7 +66,7 @@ def perturbed(token_dropout: float = 0.1, seed: int = 0, replacement: int = 0) -
 class Initial:
     """Log-probabilities of the model before training, requested once per datum, by its content.
 
-    A client with `forward_initial` can compute them at any time. Any other client is asked while its model is still
+    A client with `forward_initial` can compute them at any time. Any other client must do so while its model is still
     untrained: at the first step, and before that by `prepare`, as often as needed. A new datum after the first step is
     an error, so that a trained model is never taken for the initial one. An instance belongs to one client. To resume a
     run, `save` its cache and `load` that into a new instance.
@@ -77,7 +77,7 @@ class Initial:
         self._memory = Memory()
         self._lock = threading.RLock()
         self._marks: set[object] = set()
-        """One for each step that has begun."""
+        """One for each step that has started."""
         self._started: weakref.WeakKeyDictionary[Future[Arrays], object] = weakref.WeakKeyDictionary()
         self._client: Callable[[], Any] | None = None
 
@@ -127,18 +127,18 @@ class Initial:
                     "call prepare(client, data) with all data before the first call"
                 )
             # Sent from this thread: it must come before whatever trains the model next.
-            asked = (
+            requested = (
                 sent("initial", client, forward_data([data[index] for index in indices]), exact) if indices else None
             )
             if begins:
                 self._marks.add(mark)
-            return lambda: answered("initial", data, indices, asked)
+            return lambda: answered("initial", data, indices, requested)
 
         # One at a time: a step must not begin between checking the marks and sending.
         with self._lock:
-            asked = self._memory.ask(keys, send, lambda: self._marks.discard(mark))
-            self._started[asked] = mark
-        return asked
+            requested = self._memory.ask(keys, send, lambda: self._marks.discard(mark))
+            self._started[requested] = mark
+        return requested
 
     def _check_client(self, client: Any) -> None:
         if self._client is None:
@@ -184,8 +184,8 @@ class Teacher:
 
         def send(indices: Sequence[int]) -> Callable[[], Arrays]:
             def answer() -> Arrays:
-                asked = sent("client", self.teacher, forward_data([listed[index] for index in indices]), False)
-                return answered("client", listed, indices, asked)
+                requested = sent("client", self.teacher, forward_data([listed[index] for index in indices]), False)
+                return answered("client", listed, indices, requested)
 
             # All of it in the waiting thread: a teacher may block already while it accepts the data.
             return answer
@@ -238,10 +238,10 @@ class Perturbed:
             for index, datum in enumerate(listed):
                 targets_of(index, datum)
             changed = [self._changed(index, datum, step) for index, datum in enumerate(listed)]
-            asked = sent("perturbed", client, forward_data(changed), False)
+            requested = sent("perturbed", client, forward_data(changed), False)
         except Exception as error:
             return failed(error)
-        return in_thread(lambda: answered("perturbed", listed, range(len(listed)), asked))
+        return in_thread(lambda: answered("perturbed", listed, range(len(listed)), requested))
 
     def _changed(self, index: int, datum: Any, step: Any) -> Any:
         try:
