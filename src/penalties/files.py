@@ -1,4 +1,4 @@
-"""Atomic writes: readers of a file see its old content or its new content, never a part of either."""
+"""Atomic writes, of which readers see the old content or the new, never a part of either; and the end of a log."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
-__all__ = ["replaced", "sync", "write_atomically"]
+__all__ = ["end_of_lines", "replaced", "sync", "write_atomically"]
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
@@ -50,6 +50,20 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
         part.unlink(missing_ok=True)
         raise
     sync(target.parent)
+
+
+def end_of_lines(path: Path) -> int:
+    """The size of a file up to its last newline: what follows is an incomplete line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -35,7 +35,7 @@ class Backend(Protocol):
         ...
 
     def constant(self, values: "np.ndarray[Any, Any]", like: Any, /) -> Any:
-        """A NumPy array as an array of this library, on the device of `like`; floats get its dtype too."""
+        """A NumPy array in this library, on the device of `like`; floats get its dtype, integers keep theirs."""
         ...
 
     def arange(self, size: int, like: Any, /) -> Any:

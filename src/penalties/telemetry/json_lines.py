@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..encoding import dumps
 from ..errors import OptionError
+from ..files import end_of_lines
 from .events import check_events
 from .scalars import scalar
 from .sink import Sink
@@ -64,11 +65,11 @@ class JSONLines(Sink):
         # On Windows a descriptor would turn \n into \r\n.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(self.path, flags, 0o666)
-        size = _end_of_lines(self.path)
+        size = end_of_lines(self.path)
         if size < self.path.stat().st_size:
             # Another process may be writing this line right now; what a crash left does not change.
             time.sleep(_PATIENCE)
-            if size == _end_of_lines(self.path):
+            if size == end_of_lines(self.path):
                 os.ftruncate(self._descriptor, size)
 
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -103,17 +104,3 @@ class JSONLines(Sink):
             if not self.closed:
                 super().close()
                 os.close(self._descriptor)
-
-
-def _end_of_lines(path: Path) -> int:
-    """The size of a file up to its last newline."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            end = start
-        return 0

@@ -11,7 +11,7 @@ from ...encoding import dumps
 from ..runs.disk import RunError
 from .options import as_json, debug, quiet
 
-__all__ = ["command", "told"]
+__all__ = ["command", "lines_of"]
 
 
 @click.command("report")
@@ -43,8 +43,8 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
             raise
         raise RunError(f"the folder {path.parent} is not writable; choose another file with --out", 2) from cause
     if as_json:
-        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": told(report.comparison)}
-        said["runs"] = {name: told(verdict) for name, verdict in report.verdicts.items()}
+        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": lines_of(report.comparison)}
+        said["runs"] = {name: lines_of(verdict) for name, verdict in report.verdicts.items()}
         click.echo(dumps(said))
     elif not quiet:
         for name, verdict in report.verdicts.items():
@@ -54,6 +54,6 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         click.echo(f"report: {path}")
 
 
-def told(verdict: Any) -> list[str] | None:
+def lines_of(verdict: Any) -> list[str] | None:
     """The sentences of a verdict, the headline first."""
     return None if verdict is None else str(verdict).splitlines()

@@ -14,7 +14,7 @@ from ...encoding import dumps
 from ..problems import joined
 from ..runs.disk import RunError
 from .options import as_json, command_line, debug, folder_of, quiet, telling_what_checks, values
-from .report import told
+from .report import lines_of
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -82,7 +82,7 @@ def command(
             raise
     name, verdict = _report(run.folder)
     if as_json:
-        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), "verdict": told(verdict)}
+        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), "verdict": lines_of(verdict)}
         click.echo(dumps(result))
     elif not quiet:
         click.echo(f"{name}: {verdict.summary}")

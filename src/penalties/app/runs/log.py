@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...encoding import dumps, loads
+from ...files import end_of_lines
 from ..privacy import hide
 from .disk import RunError, writing
 
@@ -16,10 +17,6 @@ __all__ = ["Log", "now", "records"]
 
 _RARELY: Final = 300
 """The pause between two syncs, as a multiple of the time that a sync takes."""
-
-
-_REACH: Final = 65536
-"""Bytes that are searched at once."""
 
 
 def now() -> str:
@@ -68,22 +65,10 @@ class Log:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(path, flags, 0o666)
             try:
-                self.cut(self._whole())
+                self.cut(end_of_lines(path))
             except BaseException:
                 os.close(self._descriptor)
                 raise
-
-    def _whole(self) -> int:
-        """The size of the complete lines."""
-        end = os.fstat(self._descriptor).st_size
-        while end > 0:
-            start = max(0, end - _REACH)
-            os.lseek(self._descriptor, start, os.SEEK_SET)
-            found = os.read(self._descriptor, end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            end = start
-        return 0
 
     def write(self, record: Mapping[str, Any]) -> str:
         """Append a record; returns its line."""
@@ -93,7 +78,7 @@ class Log:
             rest = line
             try:
                 while rest:
-                    # The system writes what fits; the next call raises the reason why that was not all.
+                    # The system writes what fits; the next call raises the reason why the rest did not.
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:
                 with contextlib.suppress(OSError):
