@@ -63,7 +63,7 @@ def begun(running: Any) -> bool:
 
 class TestLosses:
     def test_exit_status_zero_is_a_loss_too(self, pool: Processes) -> None:
-        with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(exit status 0\)"):
+        with pytest.raises(pn.WorkerLostError, match="term: its process died"):
             pool.start(task(lambda x: os._exit(0))).result()
         assert value(pool.start(task(total))) == 2.0
 

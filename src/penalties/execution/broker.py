@@ -24,12 +24,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from . import worker
-from .board import QUEUED, RUNNING, Board
+from .board import Board, State
 
-__all__ = ["FAILED", "LOST", "Answer", "Broker", "Config", "main"]
-
-LOST, FAILED = "lost", "failed"
-"""What else may become of a task: its worker ended, or could not serve it. The worker says the rest."""
+__all__ = ["Answer", "Broker", "Config", "main"]
 
 _LOOK: Final = 0.2
 """Seconds between looks at the caller and at the workers."""
@@ -61,7 +58,7 @@ class Answer(NamedTuple):
     """The one answer to a task."""
 
     task: int
-    outcome: str
+    outcome: State
     detail: str = ""
     began: bool = False
     """Whether the function had begun to run."""
@@ -78,7 +75,10 @@ class Broker:
         self.tasks: dict[int, tuple[int, Any]] = {}
         """By number: the line on the board, and Pebble's future."""
         self._sending = threading.Lock()
-        self._gone: set[int] = set()
+        self._over: set[int] = set()
+        """Tasks that were over at the last look, and had not been answered."""
+        self._codes: dict[int, int] = {}
+        """Exit statuses of workers that Pebble told about another task."""
         self._waiting_since = time.monotonic()
         self.pool: Any = self._new_pool()
 
@@ -106,7 +106,7 @@ class Broker:
         try:
             future = self._scheduled(task, entry, slot)
         except RuntimeError as error:
-            self.answer(Answer(task, LOST, f"no worker could be started: {error}"))
+            self.answer(Answer(task, State.LOST, f"no worker could be started: {error}"))
             return
         self.tasks[task] = (entry, future)
         future.add_done_callback(partial(self._finished, task))
@@ -123,25 +123,41 @@ class Broker:
         """Never begin it, or kill its worker."""
         if self.tasks.pop(task, None) is not None:
             self.board.cancel(entry, task)
-            self.answer(Answer(task, worker.CANCELLED))
+            self.answer(Answer(task, State.CANCELLED))
 
     def _finished(self, task: int, future: Any) -> None:
         """In a thread of Pebble's."""
-        entry, _ = self.tasks.get(task, (0, None))
-        error = None if future.cancelled() else future.exception()
-        code = getattr(error, "exitcode", None)
-        if future.cancelled():
+        entry, known = self.tasks.get(task, (0, None))
+        if known is None or future.cancelled():
             return
+        error, line = future.exception(), self.board.read(entry)
+        code = getattr(error, "exitcode", None)
         if error is None:
-            answer = Answer(task, future.result())
+            self._settle(task)
         elif code is not None:
-            answer = Answer(task, LOST, _how(code), self.board.read(entry).began > 0)
-        elif isinstance(error, BrokenProcessPool):
-            answer = Answer(task, LOST, "the worker pool broke", self.board.read(entry).began > 0)
-        else:
-            answer = Answer(task, FAILED, f"{type(error).__name__}: {error}")
-        if self.tasks.pop(task, None) is not None:
-            self.answer(answer)
+            if line.state.over:
+                # The worker died of its next task, before Pebble had read the result of this one.
+                self._codes[line.pid] = code
+            self._settle(task, _how(code))
+        elif not isinstance(error, BrokenProcessPool):
+            self._settle(task, f"{type(error).__name__}: {error}", State.FAILED)
+        elif line.state == State.QUEUED:
+            self._settle(task, "the worker pool broke")
+        # Pebble gives up on a whole pool, whose workers may be well: what they have begun is watched to its end.
+
+    def _settle(self, task: int, how: str = "", otherwise: State = State.LOST) -> None:
+        """Answer for a task: with its result where the board has it, else by how it was lost or failed."""
+        entry, future = self.tasks.pop(task, (0, None))
+        if future is None:
+            return
+        state = self.board.read(entry).state
+        if state.over:
+            self.answer(Answer(task, state))
+            return
+        if state == State.QUEUED:
+            # It may be sent again: a worker that still finds this one must not begin.
+            self.board.cancel(entry, task)
+        self.answer(Answer(task, otherwise, how, self.board.read(entry).began > 0))
 
     def answer(self, answer: Answer) -> None:
         """Tell the caller, unless it is gone."""
@@ -152,23 +168,28 @@ class Broker:
         """See to what neither Pebble nor the connection tells."""
         while os.getppid() == caller:
             time.sleep(_LOOK)
-            self._find_lost()
+            self._look()
         # A process that the caller forked may hold the other end of the connection open.
         self.end()
 
-    def _find_lost(self) -> None:
-        """Report tasks whose worker is gone: Pebble says nothing of one that exits with status 0."""
-        gone: set[int] = set()
+    def _look(self) -> None:
+        """Answer for tasks of which Pebble says nothing: one whose worker exits with status 0, for example."""
+        over: set[int] = set()
+        waiting: list[int] = []
         tasks = list(self.tasks.items())
-        waiting = [task for task, (entry, _) in tasks if self.board.read(entry).state == QUEUED]
         for task, (entry, future) in tasks:
             line = self.board.read(entry)
-            if line.task == task and line.state == RUNNING and not _exists(line.pid):
-                gone.add(task)
-                if task in self._gone and self.tasks.pop(task, None) is not None:
-                    self.answer(Answer(task, LOST, _how(0), line.began > 0))
-                    future.cancel()
-        self._gone = gone
+            gone = line.state == State.RUNNING and not _exists(line.pid)
+            if line.state == State.QUEUED:
+                waiting.append(task)
+            elif gone or line.state.over:
+                over.add(task)
+                # At the second look: by then Pebble would have said it.
+                if task in self._over:
+                    self._settle(task, _how(self._codes.pop(line.pid, None)))
+                    if gone:
+                        future.cancel()
+        self._over = over
         now = time.monotonic()
         if len(waiting) < len(tasks) or not tasks:
             self._waiting_since = now
@@ -176,12 +197,17 @@ class Broker:
             self._waiting_since = now
             self._replace_pool()
             for task in waiting:
-                if self.tasks.pop(task, None) is not None:
-                    self.answer(Answer(task, LOST, f"no worker took it within {_STARTING:g} s"))
+                self._settle(task, f"no worker took it within {_STARTING:g} s")
 
     def _replace_pool(self) -> None:
         broken, self.pool = self.pool, self._new_pool()
-        threading.Thread(target=_stop, args=(broken,), daemon=True).start()
+        threading.Thread(target=self._retire, args=(broken, set(self.tasks)), daemon=True).start()
+
+    def _retire(self, pool: Any, tasks: set[int]) -> None:
+        """Stop a pool once its tasks are answered."""
+        while not tasks.isdisjoint(list(self.tasks)):
+            time.sleep(_LOOK)
+        _stop(pool)
 
     def end(self) -> None:
         """Kill the workers, remove the files, and end this process with everything that it has started."""
@@ -214,7 +240,9 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _how(code: int) -> str:
+def _how(code: int | None) -> str:
+    if code is None:
+        return "its process died"
     return f"its process died ({f'killed by signal {-code}' if code < 0 else f'exit status {code}'})"
 
 

@@ -11,16 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import TermError, said
-from .board import Board
+from .board import Board, State
 from .failure import Failure
 from .portable import dumps
 from .remote import Request, UnknownFunctionError, evaluate, load
 from .slots import Slot, Views, read, size_of, write
 
-__all__ = ["CANCELLED", "DONE", "DONE_BESIDE", "UNKNOWN", "begin", "function_path", "reply_name", "run"]
-
-DONE, DONE_BESIDE, CANCELLED, UNKNOWN = "done", "done beside", "cancelled", "unknown"
-"""The result is in the slot, or in a file beside it; the task was cancelled; its function has to be sent again."""
+__all__ = ["begin", "function_path", "reply_name", "run"]
 
 _state: Final[dict[str, Any]] = {}
 
@@ -60,18 +57,14 @@ def _end_with_the_broker() -> None:
         os._exit(1)
 
 
-def run(task: int, entry: int, slot: str) -> str:
-    """Evaluate the task in a slot; says where the result is."""
+def run(task: int, entry: int, slot: str) -> None:
+    """Evaluate the task in a slot, unless it was cancelled; the board then says where the result is."""
     board: Board = _state["board"]
-    if not board.begin(entry, task):
-        return CANCELLED
-    # Whatever goes wrong from here on is for the pool to see: the worker ends.
-    outcome = _evaluated(board, entry, slot)
-    board.end(entry)
-    return outcome
+    if board.begin(entry, task):
+        board.end(entry, _evaluated(board, entry, slot))
 
 
-def _evaluated(board: Board, entry: int, slot: str) -> str:
+def _evaluated(board: Board, entry: int, slot: str) -> State:
     folder: str = _state["folder"]
     found: Slot = _state["views"].open(slot)
     header, arrays, start = read(found.memory, 0)
@@ -80,7 +73,7 @@ def _evaluated(board: Board, entry: int, slot: str) -> str:
     try:
         term = load(request, lambda: _body(folder, request.digest))
     except UnknownFunctionError:
-        return UNKNOWN
+        return State.UNKNOWN
     except TermError as error:
         packed = dumps(Failure.of(request.name, error))
     else:
@@ -89,16 +82,16 @@ def _evaluated(board: Board, entry: int, slot: str) -> str:
     nbytes = size_of(packed.data, packed.arrays)
     if start + nbytes <= len(found):
         write(found.memory, start, packed.data, packed.arrays)
-        return DONE
+        return State.DONE
     try:
         beside = Slot(folder, reply_name(slot), nbytes)
     except OSError as error:
         message = f"its result takes {nbytes} bytes of shared memory: {said(error)}"
         packed = dumps(Failure.of(request.name, TermError(request.name, message)))
         write(found.memory, start, packed.data, packed.arrays)
-        return DONE
+        return State.DONE
     write(beside.memory, 0, packed.data, packed.arrays)
-    return DONE_BESIDE
+    return State.DONE_BESIDE
 
 
 def _body(folder: str, digest: str) -> bytes:

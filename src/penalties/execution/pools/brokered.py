@@ -14,8 +14,8 @@ import time
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
-from ..board import ENTRIES, Board
-from ..broker import LOST, Answer, Config
+from ..board import ENTRIES, Board, State
+from ..broker import Answer, Config
 from ..slots import Slot
 
 __all__ = ["Brokered", "Submitted"]
@@ -144,7 +144,7 @@ class Brokered:
             self._pending.clear()
         for submitted in left:
             began = self.board.read(submitted.entry).began > 0
-            submitted.answer.set_result(Answer(submitted.task, LOST, "the worker pool broke", began))
+            submitted.answer.set_result(Answer(submitted.task, State.LOST, "the worker pool broke", began))
         with self._sending:
             self._connection.close()
 

@@ -14,13 +14,13 @@ from typing import Final
 from ... import trees
 from ...errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
 from ...pipeline.evaluation import Evaluation
-from ..board import DONE
-from ..broker import FAILED, LOST, Answer
+from ..board import State
+from ..broker import Answer
 from ..functions import Function, Functions
 from ..remote import opened, request_of
 from ..slots import Slot, Slots, read, size_of, write
 from ..task import Task
-from ..worker import CANCELLED, DONE_BESIDE, UNKNOWN, function_path, reply_name
+from ..worker import function_path, reply_name
 from .brokered import Brokered, Submitted
 
 __all__ = ["Processes", "RunningProcess"]
@@ -210,14 +210,14 @@ class RunningProcess:
                 patience = self._patience()
                 continue
             patience = self._task.timeout
-            if self._cancelled or answer.outcome == CANCELLED:
+            if self._cancelled or answer.outcome == State.CANCELLED:
                 raise TermError(self.name, "was cancelled")
-            if answer.outcome == LOST:
+            if answer.outcome == State.LOST:
                 self._send_again(answer)
-            elif answer.outcome == UNKNOWN:
+            elif answer.outcome == State.UNKNOWN:
                 self.pool.publish(self._function, self.name, again=True)
                 self._submit()
-            elif answer.outcome == FAILED:
+            elif answer.outcome == State.FAILED:
                 raise TermError(self.name, f"could not be evaluated in a worker: {answer.detail}")
             else:
                 return answer
@@ -228,7 +228,7 @@ class RunningProcess:
         if self.pool.closed:
             raise TermError(self.name, _CLOSED)
         line = self._broker.board.read(self._submitted.entry)
-        if line.task != self._submitted.task or line.state == DONE:
+        if line.task != self._submitted.task or line.state.over:
             # The answer is on its way.
             return _LOOK
         if line.began:
@@ -263,7 +263,7 @@ class RunningProcess:
             slot = self._slot
         if slot is None:
             raise TermError(self.name, "was cancelled")
-        if answer.outcome != DONE_BESIDE:
+        if answer.outcome != State.DONE_BESIDE:
             data, arrays, _ = read(slot.memory, self._start)
             return opened(self.name, data, arrays)
         beside = Slot(os.path.dirname(slot.path), reply_name(slot.name))
