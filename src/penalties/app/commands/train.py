@@ -68,7 +68,7 @@ def command(
         except BaseException as error:
             begun = Run(folder).begun()
             if given is None and not resume and not begun:
-                # The user did not ask for this folder, and there is nothing in it.
+                # The user did not choose this folder, and there is nothing in it.
                 Run(folder).discard()
             elif isinstance(error, Interrupted):
                 if begun:

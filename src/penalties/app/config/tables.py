@@ -196,7 +196,7 @@ class TermTable(Table):
     on_error: Literal["raise", "skip"] = "raise"
     """What to do if it fails: end the run, or leave it out of that step."""
     every: _Count = 1
-    """Steps between two evaluations, from the first step on; 1: it runs at every step."""
+    """The interval in steps at which it runs, starting with the first; 1: at every step."""
     idempotent: bool = False
     """Whether it may run again after its worker was lost."""
     chunk: _Count | None = None

@@ -29,7 +29,7 @@ COUNT: Final = 300
 
 
 def translated(word: str) -> str:
-    """A word in pig latin: what stands before its first vowel goes to the end, and "ay" follows.
+    """A word in pig latin: the letters before its first vowel move to the end, followed by "ay".
 
     >>> translated("string"), translated("apple"), translated("quick"), translated("young")
     ('ingstray', 'appleway', 'ickquay', 'oungyay')

@@ -1,4 +1,4 @@
-"""Held-out data: the base loss and every term, by forwards alone."""
+"""Evaluation on held-out data: the base loss and every term, with forward passes only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ from ..runs.references import References
 __all__ = ["Evaluated", "averaged", "evaluate", "every_term"]
 
 Evaluated: TypeAlias = tuple[LossOutput, int]
-"""The output of a batch in numbers, and how many data it had."""
+"""The output of a batch as numbers, and the number of its data."""
 
 
 def every_term(pipeline: Pipeline) -> Pipeline:

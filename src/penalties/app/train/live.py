@@ -11,7 +11,7 @@ from .progress import STOPPING, Pace, share_of, short, sparkline, spoken
 __all__ = ["History", "Live"]
 
 _PER_SECOND: Final = 2
-"""Drawings per second, in a thread: nothing else runs in Python meanwhile."""
+"""Redraws per second, in a thread; no other Python code runs during a redraw."""
 _WIDTH: Final = 20
 _WIDEST: Final = 100
 _SHORTEST: Final = 10
@@ -20,7 +20,7 @@ _ASCII: Final = "_.:-=+*#"
 
 
 class History:
-    """The values of a term over a run, as at most `2 * width + 1` means over equally many steps.
+    """The values of a term over a run, as at most `2 * width + 1` means over equal numbers of steps.
 
     >>> history = History(width=2)
     >>> for value in range(8):
@@ -105,7 +105,7 @@ class Live:
         self._stopping = True
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
-        """Keep what is drawn next; events are printed above the table."""
+        """Store what to draw next; events are printed above the table."""
         from rich.text import Text
 
         if record["kind"] == "event":

@@ -49,7 +49,7 @@ class Interrupted(RunError):
     """The user stopped the run, which can be resumed after `step` steps."""
 
     def __init__(self, folder: Path, step: int, message: str) -> None:
-        """Keep what resuming needs."""
+        """Store what resuming needs."""
         super().__init__(message)
         self.folder = folder
         self.step = step
@@ -59,7 +59,7 @@ class TermFailed(PenaltiesError):
     """A term, or the base loss, failed and ended the run; the cause is chained."""
 
     def __init__(self, error: TermError, step: int, *, evaluating: bool) -> None:
-        """Keep the name of the term, and how many steps were finished."""
+        """Store the name of the term, and the number of finished steps."""
         self.term: str = error.term
         self.step: int = step
         self.evaluating: bool = evaluating

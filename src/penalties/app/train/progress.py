@@ -94,7 +94,7 @@ class JSONProgress(Silent):
 
 
 class Quiet(Silent):
-    """Nothing, except for an answer to Ctrl-C."""
+    """A display that shows nothing but an answer to Ctrl-C."""
 
     def stopping(self) -> None:
         """Say so."""
@@ -186,14 +186,14 @@ class Pace:
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def left(self) -> str:
-        """The time that the rest will take, everything included, such as `"1:23"`."""
+        """The remaining time, including evaluations and checkpoints, such as `"1:23"`."""
         made = self.done - self._first
         if not made:
             return "-:--"
         return clock((time.monotonic() - self._began) / made * (self.steps - self.done))
 
     def rest(self) -> str:
-        """The time that is left, or at the end the time that the run took in this process."""
+        """The remaining time, or at the end the time that the run took in this process."""
         return f"{self.left()} left" if self.done < self.steps else self.elapsed()
 
     def elapsed(self) -> str:
