@@ -240,11 +240,14 @@ def test_workers_that_are_killed_while_they_rest(executor: pn.Executor) -> None:
         for delay in (0.0, 0.1):
             probe(executor)
             workers, server = _workers()
+            locks = {name for name in os.listdir("/dev/shm") if any(f"shm/{name}" in _mapped(pid) for pid in server)}
             for pid in {"workers": workers, "server": server, "all": workers + server}[whom]:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(delay)
             probe(executor)
             probe(executor)
+            if whom != "workers":
+                assert not {name for name in locks if name.startswith("sem.")} & set(os.listdir("/dev/shm"))
 
 
 def _workers() -> tuple[list[int], list[int]]:

@@ -75,6 +75,7 @@ class Broker:
         self.tasks: dict[int, tuple[int, Any]] = {}
         """By number: the line on the board, and Pebble's future."""
         self._sending = threading.Lock()
+        self._ending = threading.Lock()
         self._over: set[int] = set()
         """Tasks that were over at the last look, and had not been answered."""
         self._codes: dict[int, int] = {}
@@ -211,6 +212,8 @@ class Broker:
 
     def end(self) -> None:
         """Kill the workers, remove the files, and end this process with everything that it has started."""
+        # Once, and never released: the caller's end may be seen here and by the connection.
+        self._ending.acquire()
         threading.Timer(_ENDING, _kill_group).start()
         for child in multiprocessing.active_children():
             child.kill()

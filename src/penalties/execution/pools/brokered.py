@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from multiprocessing import resource_tracker
 from typing import Any, Final, NamedTuple
 
+from .. import broker
 from ..board import ENTRIES, Board, State
 from ..broker import Answer, Config
 from ..slots import Slot
@@ -25,6 +27,9 @@ _STARTING: Final = 60.0
 
 _ENDING: Final = 10.0
 """Seconds that a broker may take to end before it is killed."""
+
+_GRACE: Final = 0.5
+"""Seconds that Python's resource tracker has to remove the locks of a broker that died."""
 
 _SINGLE_THREADED: Final = (
     "OMP_NUM_THREADS",
@@ -74,7 +79,8 @@ class Brokered:
             os.environ.get("PYTHONPATH"),
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penalties.execution.broker"],
+            # A broker that died leaves locks behind, which Python's resource tracker removes, with a warning.
+            [sys.executable, "-P", "-W", f"ignore::UserWarning:{resource_tracker.__name__}", "-m", broker.__name__],
             stdin=subprocess.PIPE,
             env=_environment(),
             # Ctrl-C is for the caller, which may go on. And all of it can be killed as one group.
@@ -153,6 +159,9 @@ class Brokered:
         with self._ending:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
+                    # The tracker alone ignores the first, and ends by itself.
+                    os.killpg(self._process.pid, signal.SIGTERM)
+                    time.sleep(_GRACE)
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
 
