@@ -156,7 +156,7 @@ class TestTravelling:
         state = pool.start(task(large)).result().state
         assert state["array"].sum() == 200_000
         assert len(state["bytes"]) == 1_000_000
-        assert not [name for name in os.listdir(pool.slots("test").folder) if "reply" in name]
+        assert not [name for name in os.listdir(pool.slots.folder) if "reply" in name]
 
     def test_a_result_that_cannot_be_pickled_is_an_error(self, pool: Processes) -> None:
         with pytest.raises(pn.TermError, match="term: its result cannot be sent to the caller: TypeError"):
@@ -192,7 +192,7 @@ class TestTravelling:
         one = task(lambda x: 2 * x.sum())
         assert value(pool.start(one)) == 4.0
         os.kill(int(pool.start(task(who)).result().metrics["pid"]), signal.SIGKILL)
-        for path in Path(pool.slots("test").folder).glob("function-*"):
+        for path in Path(pool.slots.folder).glob("function-*"):
             path.unlink()
         assert value(pool.start(one)) == 4.0
 
@@ -202,7 +202,7 @@ class TestTravelling:
         for i in range(3):
             assert value(pool.start(task(lambda x, i=i: i * x.sum()))) == 2.0 * i
         assert before[0] not in pool._written
-        assert not Path(pool.slots("test").folder, f"function-{before[0]}").exists()
+        assert not Path(pool.slots.folder, f"function-{before[0]}").exists()
 
     def test_too_little_shared_memory_is_an_error(self, pool: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(descriptor: int, offset: int, size: int) -> None:

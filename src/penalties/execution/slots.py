@@ -4,7 +4,6 @@ import itertools
 import mmap
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -15,9 +14,6 @@ __all__ = ["Slot", "Slots", "Views", "read", "size_of", "write"]
 
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 * 1024
-
-_OPEN: Final = 128
-"""Files that a worker keeps mapped."""
 
 
 def _aligned(nbytes: int) -> int:
@@ -130,17 +126,12 @@ class Views:
     def __init__(self, folder: str) -> None:
         """None yet."""
         self._folder = folder
-        self._open: OrderedDict[str, Slot] = OrderedDict()
+        self._open: dict[str, Slot] = {}
 
     def open(self, name: str) -> Slot:
         """The slot of this name."""
-        if name in self._open:
-            self._open.move_to_end(name)
-            return self._open[name]
-        # Slots that the caller has removed since take memory as long as they are mapped here.
-        for other in [other for other, slot in self._open.items() if not os.path.exists(slot.path)]:
-            del self._open[other]
-        slot = self._open[name] = Slot(self._folder, name)
-        if len(self._open) > _OPEN:
-            self._open.popitem(last=False)
-        return slot
+        if name not in self._open:
+            # Slots that the caller has removed since take memory as long as they are mapped here.
+            self._open = {other: slot for other, slot in self._open.items() if os.path.exists(slot.path)}
+            self._open[name] = Slot(self._folder, name)
+        return self._open[name]

@@ -194,9 +194,8 @@ class _RunningAsync:
 
 def _close_unstarted(awaitable: Any) -> None:
     """Close a coroutine that never began, because the loop ended first: Python would warn that nobody awaited it."""
-    coroutine: Any = awaitable if inspect.iscoroutine(awaitable) else None
-    if coroutine is not None and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-        coroutine.close()
+    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+        awaitable.close()
 
 
 @dataclass(frozen=True, slots=True)

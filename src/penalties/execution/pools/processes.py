@@ -53,7 +53,9 @@ class Processes:
         self.functions: Functions = Functions()
         self._lock = threading.Lock()
         self._broker: Brokered | None = None
-        self._slots: Slots | None = None
+        above = _SHARED if os.access(_SHARED, os.W_OK) else None
+        self.slots: Slots = Slots(tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above))
+        """The files that tasks travel in."""
         self._written: OrderedDict[str, None] = OrderedDict()
 
     def start(self, task: Task) -> "RunningProcess":
@@ -67,31 +69,20 @@ class Processes:
             if self._broker is None or self._broker.closed:
                 _check_pebble()
                 try:
-                    self._broker = Brokered(self._files().folder, self.max_workers)
+                    self._broker = Brokered(self.slots.folder, self.max_workers)
                 except (RuntimeError, OSError) as error:
                     raise WorkerLostError(term, f"no worker could be started: {said(error)}") from error
             return self._broker
-
-    def slots(self, term: str) -> Slots:
-        """The files that tasks travel in."""
-        with self._lock:
-            self._check_open(term)
-            return self._files()
 
     def _check_open(self, term: str) -> None:
         if self.closed:
             raise TermError(term, _CLOSED)
 
-    def _files(self) -> Slots:
-        if self._slots is None:
-            above = _SHARED if os.access(_SHARED, os.W_OK) else None
-            self._slots = Slots(tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above))
-        return self._slots
-
     def publish(self, function: Function, term: str, *, again: bool = False) -> None:
         """Write a function where workers find it, unless that was done before."""
-        folder = self.slots(term).folder
+        folder = self.slots.folder
         with self._lock:
+            self._check_open(term)
             if function.digest in self._written and not again:
                 self._written.move_to_end(function.digest)
                 return
@@ -110,11 +101,9 @@ class Processes:
         with self._lock:
             self.closed = True
             broker, self._broker = self._broker, None
-            slots = self._slots
         if broker is not None:
             broker.close()
-        if slots is not None:
-            shutil.rmtree(slots.folder, ignore_errors=True)
+        shutil.rmtree(self.slots.folder, ignore_errors=True)
 
 
 def _check_pebble() -> None:
@@ -150,10 +139,11 @@ class RunningProcess:
         self._start = size_of(header, packed.arrays)
         gradient = sum(array.nbytes for name in self._task.wrt for array in trees.arrays(self._task.inputs[name]))
         nbytes = self._start + gradient + _ROOM
-        slots = self.pool.slots(self.name)
         try:
-            self._slot = slots.take(nbytes)
+            self._slot = self.pool.slots.take(nbytes)
         except OSError as error:
+            if self.pool.closed:
+                raise TermError(self.name, _CLOSED) from error
             message = f"there is no room for {nbytes} bytes of shared memory: {said(error)}"
             raise TermError(self.name, f"{message}; a container gets more with --shm-size") from error
         write(self._slot.memory, 0, header, packed.arrays)
@@ -184,7 +174,7 @@ class RunningProcess:
         with self._lock:
             slot, self._slot = self._slot, None
         if slot is not None:
-            self.pool.slots(self.name).give(slot)
+            self.pool.slots.give(slot)
         return evaluation
 
     def cancel(self) -> None:
@@ -263,10 +253,9 @@ class RunningProcess:
             slot = self._slot
         if slot is None:
             raise TermError(self.name, "was cancelled")
-        if answer.outcome != State.DONE_BESIDE:
-            data, arrays, _ = read(slot.memory, self._start)
-            return opened(self.name, data, arrays)
-        beside = Slot(os.path.dirname(slot.path), reply_name(slot.name))
-        beside.unlink()
-        data, arrays, _ = read(beside.memory, 0)
+        start = self._start
+        if answer.outcome == State.DONE_BESIDE:
+            slot, start = Slot(self.pool.slots.folder, reply_name(slot.name)), 0
+            slot.unlink()
+        data, arrays, _ = read(slot.memory, start)
         return opened(self.name, data, arrays)

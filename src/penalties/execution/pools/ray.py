@@ -13,7 +13,7 @@ from ...errors import TermError, TermTimeoutError, WorkerLostError
 from ...pipeline.evaluation import Evaluation
 from ..failure import Failure
 from ..functions import Functions
-from ..portable import Packed, dumps
+from ..portable import dumps
 from ..remote import Request, UnknownFunctionError, evaluate, load, opened, request_of
 from ..task import Task
 from .ray_connection import connection, library
@@ -314,17 +314,13 @@ class TermEvaluator:
         except UnknownFunctionError:
             return False, None
         except TermError as error:
-            return True, _reply(dumps(Failure.of(request.name, error)))
+            return True, dumps(Failure.of(request.name, error))[:2]
         return True, None
 
     def run(self, parts: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> tuple[bytes, list[Any]]:
         """Evaluate a term that is loaded; returns its evaluation, or the failure."""
         request = Request(*parts)
-        return _reply(evaluate(load(request, lambda: b""), request, arrays))
-
-
-def _reply(packed: Packed) -> tuple[bytes, list[Any]]:
-    return packed.data, packed.arrays
+        return evaluate(load(request, lambda: b""), request, arrays)[:2]
 
 
 def _reason(error: Exception) -> str:
