@@ -22,10 +22,10 @@ from ..telemetry import events
 from .batch import Batch, logprobs_of
 from .futures import mapped, resolve, result_of
 from .merging import CustomLossFuture, merged
-from .objective import objective_of
+from .objective import Objective, objective_of
 from .packing import FLAT, PACKED
 from .references import Provider, checked
-from .surrogates import FORWARD, forward_data, surrogate_of
+from .surrogates import FORWARD, Surrogate, forward_data, surrogate_of
 
 __all__ = ["Call", "torch_module"]
 
@@ -71,21 +71,24 @@ class Call:
         evaluate: bool = False,
     ) -> None:
         """Check the arguments of the public functions; with `evaluate` there is no gradient and no backward."""
-        self.evaluate = evaluate
-        self.measures = _Measures.of(track_grad_norms, cosines)
-        self.client = client
-        self.local = hasattr(client, "forward_with_graph")
+        self.evaluate: bool = evaluate
+        self.measures: _Measures = _Measures.of(track_grad_norms, cosines)
+        self.client: Any = client
+        self.local: bool = hasattr(client, "forward_with_graph")
         for method in () if self.local else ("forward", "forward_backward"):
             if not callable(getattr(client, method, None)):
                 raise InputError(f"{_FUNCTION}: the client, {type(client).__name__}, has no method {method}")
         if self.measures.at_parameters and not self.local:
             expected = "True: the parameters of a model on a server are not available here"
             raise OptionError(_FUNCTION, "track_grad_norms", _PARAMETERS, expected)
-        self.surrogate = surrogate_of(server)
-        self.batch = Batch.of(data)
+        self.surrogate: Surrogate = surrogate_of(server)
+        self.batch: Batch = Batch.of(data)
+        self.references: dict[str, Any]
         self.references, per_target = _references(references, self.batch)
         rows = self.batch.candidates is not None
-        self.objective = objective_of(loss_fn, regularizers, per_target, timeout, rows=rows, local=self.local)
+        self.objective: Objective = objective_of(
+            loss_fn, regularizers, per_target, timeout, rows=rows, local=self.local
+        )
         self.batch.check(self.objective)
         if rows and not (self.surrogate.rows or self.local):
             raise InputError(
@@ -99,8 +102,8 @@ class Call:
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
         inside = self.measures.norms and not self.measures.at_parameters
-        self.wrt = [PACKED, *self.objective.local] if inside else None
-        self.cosines = self.measures.cosines and inside
+        self.wrt: list[str] | None = [PACKED, *self.objective.local] if inside else None
+        self.cosines: bool = self.measures.cosines and inside
         self._step: Any = None
         self._tell: Callable[..., None] | None = None
         self._started: list[tuple[Any, Future[Any]]] = []
