@@ -56,6 +56,7 @@ def test_numpy_works_where_torch_and_jax_are_missing() -> None:
     assert fresh(code) == "2.0 0.0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["penalties", "torch"])
 def test_the_first_call_may_be_inside_torch_compile(first: str) -> None:
     second = {"penalties": "torch", "torch": "penalties"}[first]

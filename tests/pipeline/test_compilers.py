@@ -31,7 +31,7 @@ def given(library: Any) -> dict[str, Any]:
 
 @pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
 class TestTorch:
-    @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+    @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
     def test_the_whole_output(self, backend: str) -> None:
         inputs = given(TORCH)
         inputs["x"].requires_grad_()

@@ -6,6 +6,7 @@ from typing import Any
 from .. import trees
 from ..backends import Backend, owner
 from ..pipeline.evaluation import Evaluation
+from ..pipeline.inputs import CallInputs
 from ..pipeline.targets import Targets
 from ..pipeline.term import Term
 
@@ -24,7 +25,9 @@ def wanted(term: Term, inputs: Mapping[str, Any], targets: Targets | None) -> tu
     )
 
 
-def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, targets: Targets | None) -> Evaluation:
+def delivered(
+    term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, targets: Targets | None, given: CallInputs
+) -> Evaluation:
     """The evaluation as the caller would have made it: its value on the caller's graph, its gradient at the targets."""
     value = _beside(evaluation.value, inputs)
     ops = owner(value)
@@ -33,35 +36,49 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
     if not term.differentiable:
         return home
     pairs = _pairs(ops, inputs, evaluation)
-    trained = [(leaf, part) for leaf, part in pairs if _is_trained(leaf)]
+    trained = [(leaf, part) for _, leaf, part in pairs if _is_trained(leaf)]
     if targets is None:
         home.value, home.grad_error = _stitched(ops, value, trained), evaluation.grad_error
         return home
-    by_leaf: dict[int, Any] = {}
-    for leaf, part in pairs:
-        by_leaf[id(leaf)] = by_leaf[id(leaf)] + part if id(leaf) in by_leaf else part
     known = {id(leaf) for leaf in targets.leaves}
     if ops.LIBRARY == "JAX" or any(id(leaf) not in known for leaf, _ in trained):
         # PyTorch's total is stitched as a whole, by the sum of gradients, where only targets are trained.
         home.value = _stitched(ops, value, trained)
-    leaves = [by_leaf.get(id(leaf)) for leaf in targets.leaves]
+    leaves = _at_targets(pairs, targets, given)
     if any(leaf is not None for leaf in leaves):
         return targets.measured(home, leaves)
     home.grad_error = evaluation.grad_error or f"it does not read {', '.join(targets.nests)}"
     return home
 
 
-def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> list[tuple[Any, Any]]:
+def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> list[tuple[str, Any, Any]]:
     """Each array that the term read, with its gradient."""
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[str, Any, Any]] = []
     for name, gradient in (evaluation.gradient or {}).items():
         nest = inputs[name]
         for leaf, part in zip(trees.arrays(nest), trees.pair(nest, gradient), strict=True):
             if part is not None and owner(leaf) is ops:
-                if owner(part) is not ops or ops.device(part) != ops.device(leaf) or part.dtype != leaf.dtype:
+                if owner(part) is not ops or ops.device(part) != ops.device(leaf):
                     part = ops.as_array(part, leaf)
-                pairs.append((leaf, ops.stop_gradient(part)))
+                pairs.append((name, leaf, ops.stop_gradient(part)))
     return pairs
+
+
+def _at_targets(pairs: Sequence[tuple[str, Any, Any]], targets: Targets, given: CallInputs) -> list[Any]:
+    """The gradient at each leaf of the targets. One array may be several inputs: each part goes to its own input."""
+    leaves: list[Any] = [None] * len(targets.leaves)
+    free: dict[str, dict[int, list[int]]] = {}
+    for name, leaf, part in pairs:
+        if name not in free:
+            free[name] = {}
+            for index, (target, at) in enumerate(zip(targets.names, targets.leaves, strict=True)):
+                if given.lies_in(name, target) or given.lies_in(target, name):
+                    free[name].setdefault(id(at), []).append(index)
+        indices = free[name].get(id(leaf))
+        if indices:
+            index = indices.pop(0)
+            leaves[index] = part if leaves[index] is None else leaves[index] + part
+    return leaves
 
 
 def _stitched(ops: Backend, value: Any, trained: Sequence[tuple[Any, Any]]) -> Any:

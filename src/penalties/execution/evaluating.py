@@ -19,9 +19,6 @@ def evaluate_away(
     try:
         return evaluate_term(term, inputs, wrt, step=step, state=state)
     except TermError as error:
-        if error.term != term.name:
-            # Of a pipeline that the term calls.
-            raise TermError(term.name, f"raised {said(error)}", error.phase) from error
         if not wrt or not _untraceable(error.__cause__):
             raise
         reason = "JAX could not trace it, and it brought no gradient"

@@ -114,7 +114,7 @@ class Executor:
         try:
             positional = tuple(_arrived("input", value) for value in positional)
             if any(is_awaitable(value) for value in named.values()):
-                run.start_early(pipeline.all_terms, named, step, state or {}, (gradients and gradients.wrt) or ())
+                run.start_early(pipeline.all_terms, named, step, state or {}, gradients)
                 named = {name: _arrived(name, value) for name, value in named.items()}
             given = inputs_of(pipeline, positional, named)
             return run_call(pipeline, given, run, weights=weights, step=step, state=state, gradients=gradients)

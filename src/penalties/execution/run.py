@@ -13,7 +13,7 @@ from ..backends import owner
 from ..errors import BackendError, InputError, NonFiniteError, TermError
 from ..pipeline.announcing import Started
 from ..pipeline.awaitables import is_awaitable, waiting
-from ..pipeline.call import is_due
+from ..pipeline.call import Gradients, is_due
 from ..pipeline.combine import Combination
 from ..pipeline.evaluate import compute
 from ..pipeline.evaluation import Evaluation
@@ -54,12 +54,13 @@ class Run:
         inputs: Mapping[str, Any],
         step: int | None,
         state: Mapping[str, Any],
-        wrt: Sequence[str],
+        gradients: Gradients | None,
     ) -> None:
         """Start the terms whose inputs are all there while others are still to come; inline terms come last."""
         if self.executor.sequential:
             return
         there = {name: value for name, value in inputs.items() if not is_awaitable(value)}
+        wrt = () if gradients is None else gradients.wrt or ()
         here: list[Term] = []
         for term in terms:
             late = any(_root(name, inputs) not in there for name in term.inputs.values())
@@ -70,8 +71,12 @@ class Run:
                 continue
             read = _read(term, CallInputs.of(there), step)
             at = wanted(term, read, None)
-            if term.differentiable:
-                at += tuple(n for n in read if n not in at and any(reads(n, name) for name in wrt))
+            if term.differentiable and gradients is not None:
+                at += tuple(
+                    n
+                    for n, value in read.items()
+                    if n not in at and (_requested(n, wrt) if gradients.wrt else _is_trained(value))
+                )
             self.running[term.name] = self._start(term, read, at, step, state.get(term.name))
         for term in here:
             read = _read(term, CallInputs.of(there), step)
@@ -102,10 +107,9 @@ class Run:
 
         def take(group: Group, evaluations: Sequence[Evaluation]) -> None:
             for job, evaluation in zip(group.jobs, evaluations, strict=True):
-                checked = _finite_or_failed(job, evaluation) if job.term.on_error == "skip" else evaluation
-                combination.take(job, checked)
-                checked.gradient = None
-                taken.append((job, checked))
+                combination.take(job, evaluation)
+                evaluation.gradient = None
+                taken.append((job, evaluation))
 
         # In the order of the terms, whatever finishes first. Inline terms are evaluated while the others run; those
         # before the first of the others are handed over at once, so that their gradients are not all held.
@@ -170,11 +174,12 @@ class Run:
             started = context.announcer.start_term(first)
             if context.targets is not None:
                 early.grad_error = f"it does not read {', '.join(context.targets.nests)}"
+            early = _finite_or_failed(first, early)
             context.announcer.stop_term(started, early)
             evaluations: Sequence[Evaluation] = [early]
         else:
             try:
-                evaluations = evaluate_group(group, context, combination)
+                evaluations = evaluate_group(group, context, combination, _finite_or_failed)
             except TermError as error:
                 return [failed(first, error)]
         for job, evaluation in zip(group.jobs, evaluations, strict=True):
@@ -190,7 +195,8 @@ class Run:
 
     def _collected(self, job: Job, read: Mapping[str, Any], context: CallContext) -> Evaluation:
         try:
-            return delivered(job.term, read, self.running[job.term.name].result(), context.targets)
+            found = self.running[job.term.name].result()
+            return _finite_or_failed(job, delivered(job.term, read, found, context.targets, context.inputs))
         except TermError as error:
             return failed(job, error)
 
@@ -206,8 +212,8 @@ def _evaluated_early(term: Term, inputs: Mapping[str, Any], step: int | None, st
 
 
 def _finite_or_failed(job: Job, evaluation: Evaluation) -> Evaluation:
-    """The evaluation of a term that may be skipped: one that is not finite must not reach the sum."""
-    if evaluation.error is not None:
+    """The evaluation, or for a term that may be skipped its failure: what is not finite must not reach the sum."""
+    if evaluation.error is not None or job.term.on_error == "raise":
         return evaluation
     (number,) = as_numbers([_plain(evaluation.value)])
     return evaluation if math.isfinite(number) else failed(job, _not_finite(job, number))

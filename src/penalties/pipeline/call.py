@@ -16,7 +16,7 @@ from .output import LossOutput
 from .plan import Job, Plan, plan_of
 from .runner import CallContext, Runner
 from .targets import Targets
-from .term import Term, Weight
+from .term import CALL_ARGUMENTS, Term, Weight
 from .weigh import check_weights, weight_of
 
 if TYPE_CHECKING:
@@ -59,10 +59,11 @@ def run_call(
     announcer.start(pipeline.name, count, step, gradients=gradients is not None)
     try:
         jobs = _jobs(pipeline, inputs, check_weights(pipeline.names, weights), step, state or {})
-        record = None if inputs.traced else checks.Record.of(pipeline, jobs, inputs, state)
+        transformed = inputs.traced or (inputs.ops is not None and inputs.ops.tracing(inputs.like))
+        record = None if transformed else checks.Record.of(pipeline, jobs, inputs, state)
         if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
             raise CheckError(findings)
-        targets = _targets(pipeline, inputs, gradients)
+        targets = _targets(jobs, inputs, gradients)
         keep = gradients is not None and gradients.keep
         hold = gradients is not None and gradients.hold
         combination = Combination(jobs, inputs, targets, hold=hold, keep=keep)
@@ -91,8 +92,10 @@ def plan_call(pipeline: "Pipeline", inputs: CallInputs, step: Any, gradients: Gr
     """The plan of such a call."""
     jobs = _jobs(pipeline, inputs, {}, _checked_step(step), {})
     try:
-        targets = _targets(pipeline, inputs, gradients)
+        targets = _targets(jobs, inputs, gradients)
     except GradientError:
+        if gradients.wrt is not None:
+            raise
         # No input requires a gradient, and none was named: the plan is that of a plain call.
         targets = None
     return plan_of(jobs, inputs, targets, hold=gradients.hold)
@@ -100,6 +103,9 @@ def plan_call(pipeline: "Pipeline", inputs: CallInputs, step: Any, gradients: Gr
 
 def inputs_of(pipeline: "Pipeline", positional: tuple[Any, ...], named: dict[str, Any]) -> CallInputs:
     """The inputs of a call: one by position, which every term reads, or any number by name."""
+    for name in named:
+        if name in CALL_ARGUMENTS:
+            raise InputError(f'"{name}" cannot name an input, and this call does not take it as an argument')
     if not positional:
         if not pipeline.unmapped.isdisjoint(named):
             check_unmapped(pipeline.all_terms, named)
@@ -157,13 +163,16 @@ def _needs_step(term: Term) -> bool:
     return term.needs_step or (isinstance(inner, Term) and _needs_step(inner))
 
 
-def _targets(pipeline: "Pipeline", inputs: CallInputs, gradients: Gradients | None) -> Targets | None:
+def _targets(jobs: Sequence[Job], inputs: CallInputs, gradients: Gradients | None) -> Targets | None:
     if gradients is None:
         return None
     requested = gradients.wrt is not None
-    names = gradients.wrt or [name for t in pipeline.all_terms if t.enabled for name in t.inputs.values()]
+    names = gradients.wrt or [name for job in jobs for name in job.term.inputs.values()]
     if inputs.alone and not requested:
         names = [INPUT]
+    for name in names if inputs.alone else ():
+        if name != INPUT:
+            raise InputError(f'value_and_grad: no input is named "{name}"; a positional input is named "{INPUT}"')
     return Targets.of("value_and_grad", inputs, names, requested=requested)
 
 

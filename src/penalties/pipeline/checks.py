@@ -27,8 +27,8 @@ _on: Final[ContextVar[bool | None]] = ContextVar("debug", default=None)
 _TOLERANCE: Final = 1e-2
 """How far probabilities may sum from 1: half precision is off by a few thousandths."""
 
-_stateful: Final["weakref.WeakSet[Pipeline]"] = weakref.WeakSet()
-"""Pipelines whose outputs have had state."""
+_stateful: Final[dict[int, Any]] = {}
+"""Pipelines whose outputs have had state: weak references by identity, since equal pipelines are not the same run."""
 
 
 @contextlib.contextmanager
@@ -74,6 +74,8 @@ class Record(NamedTuple):
     """Stateful terms of a pipeline that has returned state, called without."""
     arrays: Mapping[str, Any]
     """The arrays among the inputs, by name."""
+    due: "tuple[Term, ...]"
+    """The terms that ran."""
 
     @classmethod
     def of(
@@ -81,11 +83,12 @@ class Record(NamedTuple):
     ) -> "Record":
         """Of a call that is about to be evaluated."""
         stateful = [job.term.name for job in jobs if job.term.takes_state]
-        lost = stateful if stateful and state is None and pipeline in _stateful else ()
-        if stateful:
-            _stateful.add(pipeline)
+        key = id(pipeline)
+        lost = stateful if stateful and state is None and key in _stateful else ()
+        if stateful and key not in _stateful:
+            _stateful[key] = weakref.ref(pipeline, lambda _: _stateful.pop(key, None))
         arrays = {name: weakref.ref(given) for name, given in inputs.named.items() if _is_referable(given)}
-        return cls(pipeline, tuple(inputs.named), inputs.alone, lost, arrays)
+        return cls(pipeline, tuple(inputs.named), inputs.alone, lost, arrays, tuple([job.term for job in jobs]))
 
 
 def _is_referable(given: Any) -> bool:
@@ -110,12 +113,12 @@ def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
         given = [(name, array) for name, nest in inputs.named.items() for array in trees.arrays(nest)]
     broken = dict.fromkeys(name for name, array in given if array is not None and _has_nan(array))
     lines += [f'the input "{name}" contains NaN' for name in broken]
-    for term in record.pipeline.all_terms:
+    for term in record.due:
         inner: Any = term
         while isinstance(inner.fn, Enclosing):
             inner = getattr(inner.fn, "term", None)
         facts = facts_of(inner.fn)
-        if term.enabled and facts is not None and facts.distribution:
+        if facts is not None and facts.distribution:
             lines += _not_normalised(record, inputs, term, facts.options(inner.options), broken)
     return lines
 
@@ -156,17 +159,22 @@ def _normalisation_problem(array: Any, mask: Any) -> str | None:
     """What is wrong with log-probabilities over the last axis, where the mask counts them."""
     ops = owner(array)
     assert ops is not None, "an array"
-    if not len(array.shape) or not array.shape[-1]:
+    if not len(array.shape) or 0 in array.shape:
         return None
     x = ops.stop_gradient(ops.upcast("debug", array))
-    counted = 1.0 if mask is None else mask != 0
-    off = abs(ops.sum(ops.exp(x), -1) - 1) * counted
-    plain = abs(ops.sum(x, -1) - 1) * counted
-    worst, worst_plain, largest, smallest = ops.read([off.max(), plain.max(), x.max(), x.min()])
+    off, plain = abs(ops.sum(ops.exp(x), -1) - 1), abs(ops.sum(x, -1) - 1)
+    largest, smallest = x, x
+    if mask is not None:
+        # Where a row does not count, nothing is wrong, whatever stands there.
+        rows = mask != 0
+        off, plain = ops.where(rows, off, 0.0), ops.where(rows, plain, 0.0)
+        largest, smallest = ops.where(rows[..., None], x, -1.0), ops.where(rows[..., None], x, 1.0)
+    numbers = ops.read([off.max(), plain.max(), largest.max(), smallest.min()])
+    worst, worst_plain, highest, lowest = numbers
     if worst <= _TOLERANCE:
         return None
-    if worst_plain <= _TOLERANCE and smallest >= 0:
+    if worst_plain <= _TOLERANCE and lowest >= 0:
         return "holds probabilities, which sum to 1; expected log-probabilities: pass log(p)"
-    if largest > 0:
+    if highest > 0:
         return 'holds logits; expected log-probabilities: pass log_softmax of them, or set the option "logits" to True'
     return f"holds log-probabilities whose probabilities are off 1 by up to {worst:.3g}; renormalize them"

@@ -88,6 +88,10 @@ class Combination:
         leaves = targets.leaves_of(evaluation.gradient)
         sums = self.detached if targets.ops.detached(evaluation.value) else self.attached
         sums.add(leaves, job.weight)
+        if self.keep:
+            # One array each: autograd may return one tensor for two inputs, or one number expanded.
+            present = iter(targets.ops.separate([leaf for leaf in leaves if leaf is not None]))
+            leaves = [None if leaf is None else next(present) for leaf in leaves]
         if self.hold:
             self.held[job.index] = leaves
         if not self.keep:

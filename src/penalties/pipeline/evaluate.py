@@ -68,7 +68,8 @@ def evaluate_term(
     """
     given = CallInputs.of(inputs)
     targets = Targets.of(term.name, given, wrt) if wrt else None
-    return evaluate(Group.of(term, state), given, targets, step=step).evaluations[0]
+    # The weight is a hint alone: the gradient is unscaled.
+    return evaluate(Group.of(term, state), given, targets, step=step, coefficients=[term.weight]).evaluations[0]
 
 
 def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> Evaluation:
@@ -78,8 +79,11 @@ def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None)
     keywords = _keywords(term, read, step, state)
     try:
         result = term.call(*arguments, **keywords) if term.chunk is None else in_chunks(term, arguments, keywords)
-    except TermError:
-        raise
+    except TermError as error:
+        if error.term == term.name:
+            raise
+        # Of a pipeline that the term calls.
+        raise TermError(term.name, f"raised {said(error)}", error.phase) from error
     except Exception as error:
         raise TermError(term.name, f"raised {said(error)}") from error
     return evaluation_of(term, read, result)

@@ -109,13 +109,15 @@ def _closed_form(
     term = job.term
     if targets is None:
         return "by itself: no gradients are requested"
-    if term.runs != "inline":
-        return f"by itself: runs in a {term.runs}"
+    if term.runs != "inline" or term.asynchronous:
+        return f'by itself: runs="{"async" if term.asynchronous else term.runs}"'
     facts = facts_of(term.fn)
     if facts is None:
         return "by itself: your own function"
-    if inputs.traced:
-        return "by itself: the compiler fuses what it traces"
+    if inputs.traced or targets.ops.tracing(targets.leaves[0]):
+        return "by itself: a compiler or a transform traces the call"
+    if term.on_error == "skip":
+        return "by itself: it may be skipped, and a kernel adds up the gradients of all its terms"
     form = facts.closed_form(term.options)
     reduction = facts.options(term.options).get("reduction")
     if form is None or reduction not in ("sum", "mean") or not term.differentiable or term.chunk is not None:

@@ -1,7 +1,7 @@
 """Who evaluates the groups of a call: the protocol, and the runner that does it here, in order."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,8 +56,13 @@ def run_inline(plan: Plan, context: CallContext, combination: Combination) -> tu
     return states, None
 
 
-def evaluate_group(group: Group, context: CallContext, combination: Combination) -> Sequence[Evaluation]:
-    """The evaluations of a group, announced; a term that fails and may be skipped has its error there."""
+def evaluate_group(
+    group: Group,
+    context: CallContext,
+    combination: Combination,
+    check: Callable[[Job, Evaluation], Evaluation] | None = None,
+) -> Sequence[Evaluation]:
+    """The evaluations of a group, checked and announced; a term that fails and may be skipped has its error there."""
     announcer = context.announcer
     started = [announcer.start_term(job) for job in group.jobs] if announcer.heard else [None]
     coefficients = [job.weight for job in group.jobs]
@@ -74,6 +79,8 @@ def evaluate_group(group: Group, context: CallContext, combination: Combination)
         combination.take_combined(combined)
     if group.jobs[0].due is not True:
         evaluations = [_where_due(group.jobs[0], evaluations[0])]
+    if check is not None:
+        evaluations = [check(job, evaluation) for job, evaluation in zip(group.jobs, evaluations, strict=True)]
     if announcer.heard:
         for begun, evaluation in zip(started, evaluations, strict=True):
             announcer.stop_term(begun, evaluation)
@@ -85,9 +92,11 @@ def failed(job: Job, error: BaseException) -> Evaluation:
     if job.term.on_error == "skip":
         # Without the frames, which would keep the inputs alive as long as the output; one that is raised shows them.
         chain: list[BaseException | None] = [error]
+        seen: set[int] = set()
         while chain:
             one = chain.pop()
-            if one is not None:
+            if one is not None and id(one) not in seen:
+                seen.add(id(one))
                 one.__traceback__ = None
                 chain += [one.__cause__, None if one.__context__ is one.__cause__ else one.__context__]
     return Evaluation(None, error=error)

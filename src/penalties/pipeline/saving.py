@@ -108,7 +108,7 @@ def _packed(where: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> 
     if ops is not None:
         name, dtype = str(len(arrays)), str(value.dtype).rpartition(".")[2]
         plain = ops.read([value])[0] if ops.LIBRARY != "NumPy" else value
-        arrays[name] = np.array(plain, dtype=dtype if dtype in _DTYPES else "float32")
+        arrays[name] = np.array(plain, dtype=dtype if dtype in _DTYPES else "float32", order="C")
         # What NumPy does not have, such as bfloat16, is written wider and made narrow again.
         narrow = {} if dtype in _DTYPES else {"dtype": dtype}
         return {"array": name, "library": _LIBRARIES[ops.LIBRARY], **narrow}

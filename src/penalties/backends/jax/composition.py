@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FIRST_ORDER, BackendError, GradientError
+from ..precision import gradient_scale
 from .arrays import add, library, matmul, sqrt, square, stop_gradient, sum, tracing, upcast
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def value_and_gradients(
     jax = library()
     value, pull_back, arrays = jax.vjp(watched, list(leaves), has_aux=True)
     small = builtins.any(leaf.dtype == jax.numpy.float16 for leaf in leaves)
-    scale = float(weight) if small and isinstance(weight, int | float) and weight > 0 else 1.0
+    scale = gradient_scale(weight) if small else 1.0
     (gradients,) = pull_back(jax.numpy.full_like(value, scale))
     gradients = [g.astype("float32") / scale if g.dtype == jax.numpy.float16 else g for g in gradients]
     # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
@@ -114,6 +115,8 @@ def _watch() -> Any:
 
 
 def accumulate(total: Any, gradient: "Array", weight: Any, *, owned: bool) -> "Array":
+    # Half precision is added up in float32: small terms would vanish beside large ones.
+    gradient = upcast("accumulate", gradient)
     scaled = (gradient * stop_gradient(weight)).astype(gradient.dtype)
     return scaled if total is None else total + scaled
 
@@ -139,6 +142,8 @@ def norm(gradients: Sequence["Array"]) -> "Array":
 
 def gram(rows: Sequence[Sequence[Any]]) -> "Array":
     jnp = library().numpy
+    if not rows:
+        return jnp.zeros((0, 0))
     flat = [
         jnp.concatenate(
             [
@@ -175,7 +180,7 @@ def _stitch() -> Any:
     def backward(kept: Any, upstream: Any) -> Any:
         value, inputs, gradients = kept
         nothing = jax.tree_util.tree_map(jax.numpy.zeros_like, gradients)
-        found = [(upstream * g).astype(g.dtype) for g in gradients]
+        found = [(upstream * g).astype(x.dtype) for x, g in zip(inputs, gradients, strict=True)]
         return jax.numpy.zeros_like(value), _once()(found, inputs), nothing
 
     stitched.defvjp(forward, backward)

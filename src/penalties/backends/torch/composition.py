@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FIRST_ORDER, GradientError
+from ..precision import gradient_scale
 from .arrays import add, matmul, tracing, transformed, upcast
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def _scale(leaves: Sequence["Tensor"], weight: Any) -> float:
     """What the gradient is taken times: the weight where a leaf is float16, whose range is small."""
     import torch
 
-    small = builtins.any(leaf.dtype is torch.float16 for leaf in leaves)
-    return float(weight) if small and isinstance(weight, int | float) and weight > 0 else 1.0
+    return gradient_scale(weight) if builtins.any(leaf.dtype is torch.float16 for leaf in leaves) else 1.0
 
 
 def _unscaled(gradient: Any, scale: float) -> Any:
@@ -181,8 +181,10 @@ def detached(value: "Tensor") -> bool:
 def accumulate(total: Any, gradient: "Tensor", weight: Any, *, owned: bool) -> "Tensor":
     import torch
 
+    # Half precision is added up in float32: small terms would vanish beside large ones.
+    gradient = upcast("accumulate", gradient)
     if isinstance(weight, torch.Tensor):
-        scaled = (upcast("accumulate", gradient) * weight.detach().to(gradient.device)).to(gradient.dtype)
+        scaled = (gradient * weight.detach().to(gradient.device)).to(gradient.dtype)
         return scaled if total is None else total + scaled
     if total is None:
         return gradient if weight == 1.0 else gradient * weight
@@ -310,7 +312,7 @@ def _stitch_functions() -> Any:
             (upstream,) = grad_outputs
             inputs, gradients = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
             # In float32 at least: the scale of a loss in half precision is beyond what that can hold.
-            returned = [(upstream * upcast("stitch", g)).to(g.dtype) for g in gradients]
+            returned = [(upstream * upcast("stitch", g)).to(x.dtype) for x, g in zip(inputs, gradients, strict=True)]
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 once: Any = Once
                 returned = [once.apply(g, *inputs) for g in returned]

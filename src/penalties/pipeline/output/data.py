@@ -291,8 +291,10 @@ class LossOutput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts, without the graph behind them."""
-        parts = [None if entry.name == "record" else getattr(self, entry.name) for entry in fields(self)]
-        return type(self), tuple(map(_detached, parts))
+        # The terms detach themselves.
+        as_is = {"record": None, "terms": dict(self.terms), "base": self.base}
+        names = [entry.name for entry in fields(self)]
+        return type(self), tuple(as_is[n] if n in as_is else _detached(getattr(self, n)) for n in names)
 
 
 _NOT_COMPARED: Final = ("duration", "record")
@@ -313,8 +315,6 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _detached(part: Any) -> Any:
     """A part without the graph behind its arrays."""
-    if isinstance(part, TermOutput):
-        return part
     return map_arrays(_detach, part)
 
 

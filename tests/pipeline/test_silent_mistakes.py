@@ -1,0 +1,167 @@
+"""Gradients, failures and checks that once were wrong without a word."""
+
+import pickle
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penalties as pn
+from tests.libraries import DEVICE, JAX, LIBRARIES
+
+needs_jax = pytest.mark.skipif(JAX not in LIBRARIES, reason="JAX was not chosen")
+
+
+def test_wrt_of_a_positional_input_is_its_one_name(autodiff: Any) -> None:
+    with pytest.raises(pn.InputError, match='no input is named "x"; a positional input is named "input"'):
+        pn.Pipeline(["l1"]).value_and_grad(autodiff.array([1.0, 2.0]), wrt="x")
+
+
+@pytest.mark.parametrize("argument", [{"accumulate": True}, {"weighting": None}])
+def test_arguments_that_a_call_does_not_take_are_not_inputs(argument: dict[str, Any]) -> None:
+    with pytest.raises(pn.InputError, match=f'"{next(iter(argument))}" cannot name an input'):
+        pn.Pipeline(["l1"]).value_and_grad(x=torch.ones(2), wrt="x", **argument)
+    with pytest.raises(pn.InputError, match='"keep" cannot name an input'):
+        pn.Pipeline(["l1"])(x=torch.ones(2), keep=True)
+
+
+def test_a_skipped_term_leaves_nothing_in_the_gradient_of_a_large_tensor() -> None:
+    x = torch.full((500_000,), 1e25, device=DEVICE, requires_grad=True)
+    pipeline = pn.Pipeline(["l1", pn.Term("l2", weight=0.5, on_error="skip")])
+    with pn.Executor() as executor:
+        out = executor.run(pipeline, {"x": x}, wrt="x")
+    assert isinstance(out["l2"].error, pn.NonFiniteError)
+    assert out.gradient["x"].unique().tolist() == [1.0]
+
+
+def test_large_tensors_inside_a_transform() -> None:
+    x = torch.randn(500_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pipeline = pn.Pipeline(["l2"])
+    found = torch.func.grad(lambda x: pipeline.value_and_grad(x=x, wrt="x")["l2"].grad_norm)(x)
+    torch.testing.assert_close(found, 2 * x / x.norm())
+
+
+def test_one_array_as_two_inputs_counts_once_each() -> None:
+    y = torch.ones(2, device=DEVICE, requires_grad=True)
+    terms = [pn.Term("l1", inputs="params", runs="thread"), pn.Term("l2", inputs="head", runs="thread")]
+    with pn.Executor() as executor:
+        out = executor.run(pn.Pipeline(terms), {"params": [y], "head": y}, cosines=True)
+    out.total.backward()
+    assert y.grad.tolist() == [3.0, 3.0]
+    assert out.gradient["head"].tolist() == [2.0, 2.0]
+
+
+@needs_jax
+def test_a_term_that_starts_early_has_its_gradient() -> None:
+    late: Future[Any] = Future()
+    late.set_result(JAX.array([1.0]))
+    terms = [pn.Term("l2", inputs="a", runs="thread"), pn.Term("l1", inputs="b")]
+    with pn.Executor() as executor:
+        out = executor.run(pn.Pipeline(terms), {"a": JAX.array([1.0]), "b": late}, cosines=True)
+    assert float(out.gradient["a"][0]) == 2.0
+
+
+@pytest.mark.parametrize("weight", [1e-8, 1e-3, 1.0, 1e3])
+def test_norms_at_float16_do_not_depend_on_the_weight(autodiff: Any, weight: float) -> None:
+    x = autodiff.array(np.full(1000, 0.37), "float16")
+    out = pn.Pipeline([pn.Term(pn.l2, weight=weight)]).value_and_grad(x, wrt="input")
+    assert float(autodiff.numpy(out["l2"].grad_norm)) == pytest.approx(23.4, rel=1e-3)
+
+
+def test_small_gradients_at_bfloat16_do_not_vanish() -> None:
+    terms = [pn.Term("l1", name=f"l1_{i}", weight=0.001) for i in range(49)]
+    x = torch.ones(3, dtype=torch.bfloat16, device=DEVICE)
+    out = pn.Pipeline([pn.Term("l1"), *terms]).value_and_grad(x, wrt="input")
+    assert out.gradient.dtype == torch.bfloat16
+    assert out.gradient[0].item() == pytest.approx(1.049, rel=4e-3)
+
+
+def test_float16_in_a_thread_is_as_inline() -> None:
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return (x.float() ** 3).sum()
+
+    x = torch.full((2,), 300.0, device=DEVICE).half()
+    with pn.Executor() as executor:
+        out = executor.run(pn.Pipeline([pn.Term(cube, weight=1e-3, runs="thread")]), {"x": x}, wrt="x")
+    assert out.gradient["x"].tolist() == [270.0, 270.0]
+
+
+def test_a_circle_of_causes_ends() -> None:
+    def broken(x: Any) -> Any:
+        one, other = ValueError("one"), ValueError("other")
+        one.__cause__, other.__cause__ = other, one
+        raise one
+
+    out = pn.Pipeline([pn.Term(broken, on_error="skip"), pn.Term("l1")])(np.ones(2))
+    assert out["broken"].error is not None
+
+
+def test_an_inline_term_that_is_skipped_as_nan_is_announced_as_failed() -> None:
+    heard: list[str] = []
+    handler = pn.telemetry.attach(lambda event, *_: heard.append(event), ["term.stop", "term.exception"])
+    try:
+        with pn.Executor() as executor:
+            executor.run(pn.Pipeline([pn.Term("l1", on_error="skip")]), torch.tensor([float("nan")]))
+    finally:
+        pn.telemetry.detach(handler)
+    assert heard == ["term.exception"]
+
+
+@needs_jax
+def test_pickled_outputs_keep_their_durations() -> None:
+    out = pn.Pipeline(["l1"])(JAX.array([1.0]))
+    assert pickle.loads(pickle.dumps(out))["l1"].duration == out["l1"].duration is not None
+
+
+@needs_jax
+def test_no_term_due_has_an_empty_gram_matrix() -> None:
+    out = pn.Pipeline([pn.Term("l1", every=2)]).value_and_grad(x=JAX.array([1.0]), wrt="x", step=1, keep=True)
+    assert out.gram.shape == (0, 0)
+
+
+def test_resting_terms_need_no_inputs(autodiff: Any) -> None:
+    pipeline = pn.Pipeline([pn.Term("l1", inputs="x"), pn.Term("entropy", inputs="q", every=2)])
+    x = autodiff.array([1.0])
+    with pn.debug():
+        out = pipeline.value_and_grad(x=x, wrt="x", step=1)
+    assert float(out.gradient["x"][0]) == 1.0
+
+
+def test_kept_gradients_do_not_share_memory() -> None:
+    def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a + b).sum()
+
+    a, b = torch.ones(2), torch.ones(2)
+    out = pn.Pipeline([both]).value_and_grad(a=a, b=b, wrt=("a", "b"), keep=True)
+    out["both"].gradient["a"].mul_(5)
+    assert out["both"].gradient["b"].tolist() == [1.0, 1.0]
+
+
+def test_equal_pipelines_are_not_one_run() -> None:
+    first, second = (pn.Pipeline([pn.EMA(pn.Term("l1", name="twin"))]) for _ in range(2))
+    with pn.debug():
+        first(np.ones(2))
+        second(np.ones(2))
+
+
+def test_checks_of_empty_and_infinite_rows(library: Any) -> None:
+    masked = pn.Pipeline([pn.Term(pn.entropy, inputs={"p": "p", "mask": "mask"})])
+    rows = library.array([[np.log(0.5), np.log(0.5)], [np.inf, 0.0]])
+    with pn.debug():
+        masked(p=rows, mask=library.array([1.0, 0.0]))
+        pn.Pipeline([pn.entropy])(p=library.array(np.zeros((0, 5)))).check()
+
+
+def test_a_failing_pipeline_inside_a_term_is_that_terms_failure() -> None:
+    inner = pn.Pipeline([pn.Term(lambda x: x, name="inner")])
+    with pytest.raises(pn.TermError, match="outer: raised .*inner") as caught:
+        pn.Pipeline([pn.Term(lambda x: inner.total(x), name="outer")])(np.ones(2))
+    assert caught.value.term == "outer"
+
+
+def test_state_in_any_memory_order(tmp_path: Any) -> None:
+    array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    pn.save_state({"l1": {"before": array}}, tmp_path / "state.safetensors")
+    assert pn.load_state(tmp_path / "state.safetensors")["l1"]["before"].tolist() == array.tolist()
