@@ -28,7 +28,7 @@ KEY_LINES = {
 }
 
 
-FAST = ("custom_lora_orthogonality.py", "jax_loop.py", "quickstart.py")
+FAST = ("jax_loop.py", "quickstart.py")
 """Those that `make test` runs; the others take several seconds each, and `make test-slow` runs them."""
 
 slow = pytest.mark.slow
