@@ -157,7 +157,8 @@ class RunningProcess:
             self._submitted: Submitted = self._broker.submit(self._slot)
         except BaseException as error:
             self._drop_slot()
-            if isinstance(error, TermError | MissingLibraryError):
+            # Ctrl-C while the broker starts is the user's, and not a failure of the term.
+            if isinstance(error, TermError | MissingLibraryError) or not isinstance(error, Exception):
                 raise
             raise WorkerLostError(self.name, f"no worker could be started: {said(error)}") from error
         if self._cancelled:
