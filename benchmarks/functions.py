@@ -85,9 +85,9 @@ def _orthogonality(scale: float) -> list[Row]:
         products = rows @ rows.T
         return products.pow(2).sum() - products.diagonal().pow(2).sum()
 
-    x = torch.randn(4096, 256, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    case = "orthogonality, 4096 × 256"
-    time = _compared(case, (gram, pn.orthogonality), [x], seconds=10.0 * scale, unit="ms", most_ratio=0.4)
+    x = torch.randn(8192, 256, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    case = "orthogonality, 8192 × 256"
+    time = _compared(case, (gram, pn.orthogonality), [x], seconds=10.0 * scale, unit="ms", most_ratio=0.25)
     plain, ours = ([peak_memory(_gradient(side, [x]))] for side in (gram, pn.orthogonality))
     return [time, Row(f"{case}, peak memory", "MB", plain, ours, plain, most_ratio=0.1)]
 
@@ -97,15 +97,17 @@ def _ragged(scale: float) -> Row:
         total = torch.zeros(())
         for x in leaves:
             total = total + x.abs().sum() + x.pow(2).sum() + smooth_l1_loss(x, torch.zeros_like(x), reduction="sum")
+            total = total + 0.5 * x.abs().sum() + 0.5 * x.pow(2).sum() + x.clamp(-1.0, 1.0).pow(2).sum()
         return total
 
     def together(*leaves: Tensor) -> Tensor:
-        return pn.l1(leaves) + pn.l2(leaves) + pn.smooth_l1(leaves)
+        norms = pn.l1(leaves) + pn.l2(leaves) + pn.smooth_l1(leaves)
+        return norms + pn.elastic_net(leaves) + pn.l2(leaves, clip=1.0)
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(50, 263, (64,), generator=generator).tolist()
     leaves = [torch.randn(length, generator=generator, requires_grad=True) for length in lengths]
-    return _compared("3 norms of 64 short tensors", (looped, together), leaves, seconds=5.0 * scale, most_ratio=0.15)
+    return _compared("5 norms of 64 short tensors", (looped, together), leaves, seconds=5.0 * scale, most_ratio=0.15)
 
 
 def _compared(case: str, pair: Pair, leaves: list[Tensor], **options: Any) -> Row:

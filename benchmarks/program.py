@@ -54,7 +54,7 @@ def _report(scale: float) -> list[Row]:
             _python("-m", "penalties.app", "report", *map(str, folders), "--out", str(page)),
             seconds=30.0 * scale,
             unit="ms",
-            most=4000.0,
+            most=3000.0,
         )
         logs = [sum((folder / "metrics.jsonl").stat().st_size for folder in folders) / 1e6]
         return [time, Row(f"{case}, size", "MB", logs, [page.stat().st_size / 1e6], logs, most=4.0)]

@@ -11,7 +11,7 @@ import torch
 
 from tests.libraries import DIFFERENTIABLE, LIBRARIES
 
-hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=12, database=None)
+hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=30, database=None)
 hypothesis.settings.load_profile("seeded")
 torch.set_num_threads(1)
 # A shell starts what runs in its background with Ctrl-C ignored, and tests press it.
