@@ -30,9 +30,6 @@ from penalties.pipeline.catalogue import BUILT_IN
 
 ray = pytest.importorskip("ray")
 
-# Ray forks to start a cluster, and JAX warns of that.
-pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
-
 PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
 NAMES = [name for name in BUILT_IN if "gradient_penalty" not in name]
 PATIENCE = 60.0
