@@ -61,7 +61,7 @@ def test_every_penalty_adapter_and_table_is_there() -> None:
 
 def test_inputs_are_those_that_terms_get() -> None:
     for name in (*INPUTS, *(name.replace("<layer>", "1") for name in LOCAL_INPUTS)):
-        objective_of(None, [Term(lambda x: x, name="any", inputs=name)], {}, None, rows=False, local=True)
+        objective_of(None, [Term(lambda x: x, name="any", inputs=name)], {}, None, candidates=None, local=True)
 
 
 def test_tables_show_the_default_and_the_meaning_of_each_key() -> None:

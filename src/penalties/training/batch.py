@@ -5,11 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from .. import functional
 from ..errors import InputError, NonFiniteError
-from ..functional.penalty import facts_of
-from .objective import Objective
-from .packing import PACKED
 from .reading import numpy_of, targets_of, weights_of
 
 __all__ = ["Batch", "logprobs_of"]
@@ -48,34 +44,6 @@ class Batch(NamedTuple):
         masks = [mask if mask.ndim == 1 else mask.any(-1) for mask in masks]
         candidates = shapes[0][1] if len(shapes[0]) == 2 else None
         return cls(listed, shapes, tuple(shape[0] for shape in shapes), masks, candidates)
-
-    def check(self, objective: Objective) -> None:
-        """Raise for a divergence over sampled tokens, and for an estimator over candidates that were not sampled."""
-        base = objective.pipeline.base
-        for term in (*objective.pipeline.terms, *([] if base is None else [base])):
-            facts = facts_of(term.fn)
-            if facts is None or PACKED not in term.inputs.values():
-                continue
-            name = facts.function.__name__
-            if self.candidates is None and facts.distribution:
-                estimator = _penalty_with("estimates", facts.divergence)
-                hint = f"use {estimator}, or " if estimator else ""
-                raise InputError(
-                    f"{term.name}: {name} needs full distributions, but each position has one sampled token; {hint}"
-                    "pass target_tokens of shape (N, K)"
-                )
-            if self.candidates is not None and facts.estimates is not None:
-                exact = _penalty_with("divergence", facts.estimates)
-                raise InputError(
-                    f"{term.name}: {name} needs one sampled token per position, but these target_tokens have "
-                    f"{self.candidates} that were not sampled; use {exact}"
-                )
-
-
-def _penalty_with(fact: str, value: Any) -> str | None:
-    """The name of the penalty that has this fact."""
-    facts = {name: facts_of(getattr(functional, name)) for name in functional.__all__}
-    return next((name for name, one in facts.items() if one is not None and getattr(one, fact) == value), None)
 
 
 def logprobs_of(output: Any, batch: Batch) -> list[np.ndarray[Any, Any]]:

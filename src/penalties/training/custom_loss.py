@@ -7,8 +7,8 @@ from typing import Any
 from ..errors import GradientError
 from ..execution.executor import Executor
 from ..pipeline.term import Weight
-from .call import Call, torch_module
-from .merging import CustomLossFuture
+from .call import Call
+from .futures import TrainingFuture
 
 __all__ = ["forward_backward_custom", "forward_backward_custom_async"]
 
@@ -28,7 +28,7 @@ def forward_backward_custom(
     state: Mapping[str, Any] | None = None,
     cosines: bool = False,
     server: str = "tinker",
-) -> CustomLossFuture:
+) -> TrainingFuture[Any]:
     """Train a client's model on `loss_fn + Σ weight·term`, all of them functions of its log-probabilities.
 
     `loss_fn(data, logprobs)` returns a loss, alone or with a dict of metrics, as in the SDK's own call. It can also be
@@ -51,8 +51,8 @@ def forward_backward_custom(
     ...     passed.result().custom_loss.names
     ('base_loss', 'l1')
     """
-    torch = torch_module()
     call = Call(client, data, loss_fn, regularizers, references, track_grad_norms, cosines, executor, timeout, server)
+    torch = call.torch
     with call.running(weights, step, state) as arguments, torch.inference_mode(False), torch.enable_grad():
         output = call.executor.run(inputs=call.begin(), **arguments)
         return call.finish(*call.gradients(output))
@@ -73,7 +73,7 @@ async def forward_backward_custom_async(
     state: Mapping[str, Any] | None = None,
     cosines: bool = False,
     server: str = "tinker",
-) -> CustomLossFuture:
+) -> TrainingFuture[Any]:
     """`forward_backward_custom` without blocking the event loop.
 
     If the awaiting task is cancelled before the backward was sent, it is not sent.
@@ -88,10 +88,10 @@ async def forward_backward_custom_async(
     ...     asyncio.run(step(client, data)) > 0
     True
     """
-    if not torch_module().is_grad_enabled():
+    call = Call(client, data, loss_fn, regularizers, references, track_grad_norms, cosines, executor, timeout, server)
+    if not call.torch.is_grad_enabled():
         # The mode belongs to the thread, which other tasks share: it is not ours to change while we wait.
         raise GradientError("forward_backward_custom_async: was awaited inside torch.no_grad(); await it outside")
-    call = Call(client, data, loss_fn, regularizers, references, track_grad_norms, cosines, executor, timeout, server)
     with call.running(weights, step, state) as arguments:
         # In a thread: somebody's provider may block.
         inputs = await asyncio.to_thread(call.begin)

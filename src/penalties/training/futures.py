@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-__all__ = ["TrainingFuture", "arrival", "failed", "in_thread", "mapped", "resolve", "resolved", "result_of"]
+__all__ = ["TrainingFuture", "failed", "in_thread", "mapped", "resolve", "resolved", "result_of", "settle"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -43,7 +43,18 @@ class TrainingFuture(Generic[T]):
 
     async def result_async(self, timeout: float | None = None) -> T:
         """Wait without blocking the event loop. Cancelling the wait does not cancel the operation."""
-        return await arrival(self._future, timeout)
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def wake(done: "Future[T]") -> None:
+            # The loop may be closed by now, and then nothing waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(arrived.set)
+
+        self._future.add_done_callback(wake)
+        async with asyncio.timeout(timeout):
+            await arrived.wait()
+        return self._future.result()
 
     def __await__(self) -> Generator[Any, Any, T]:
         """The result."""
@@ -65,37 +76,19 @@ class TrainingFuture(Generic[T]):
         return self._future
 
 
-async def arrival(future: "Future[T]", timeout: float | None = None) -> T:
-    """Wait for a future of `concurrent.futures` on an event loop. Cancelling the wait leaves the future alone."""
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-
-    def wake(done: "Future[T]") -> None:
-        # The loop may be closed by now, and then nothing waits.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(arrived.set)
-
-    future.add_done_callback(wake)
-    async with asyncio.timeout(timeout):
-        await arrived.wait()
-    return future.result()
+def settle(future: "Future[T]", work: Callable[[], T]) -> None:
+    """Set the result of `work()`, or what it raises, unless the future was cancelled."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
 
 def in_thread(work: Callable[[], T]) -> "Future[T]":
     """A future of `work()`, which runs in a daemon thread of its own."""
     future: Future[T] = Future()
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=run, name="penalties-future", daemon=True).start()
+    threading.Thread(target=settle, args=(future, work), name="penalties-future", daemon=True).start()
     return future
 
 
@@ -103,12 +96,8 @@ def resolve(futures: Mapping[str, "Future[Any]"], work: Callable[[], Mapping[str
     """Resolve several futures with the results of one function, by name; it runs in a daemon thread of its own."""
 
     def distribute(done: "Future[Mapping[str, Any]]") -> None:
-        error = done.exception()
         for name, future in futures.items():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(done.result()[name])
+            settle(future, lambda name=name: done.result()[name])
 
     in_thread(work).add_done_callback(distribute)
 
@@ -116,16 +105,7 @@ def resolve(futures: Mapping[str, "Future[Any]"], work: Callable[[], Mapping[str
 def mapped(future: "Future[T]", fn: Callable[[T], U]) -> "Future[U]":
     """A future of `fn(result)`; `fn` runs in the thread that produces the result."""
     changed: Future[U] = Future()
-
-    def change(done: "Future[T]") -> None:
-        try:
-            made = fn(done.result())
-        except BaseException as error:
-            changed.set_exception(error)
-        else:
-            changed.set_result(made)
-
-    future.add_done_callback(change)
+    future.add_done_callback(lambda done: settle(changed, lambda: fn(done.result())))
     return changed
 
 
@@ -147,10 +127,8 @@ def result_of(later: Any) -> Any:
     """Wait for any client's future: one with `.result()`, or an awaitable. Anything else is the result itself."""
     if callable(getattr(later, "result", None)):
         return later.result()
-    if inspect.isawaitable(later):
+    return asyncio.run(_awaited(later)) if inspect.isawaitable(later) else later
 
-        async def awaited() -> Any:
-            return await later
 
-        return asyncio.run(awaited())
-    return later
+async def _awaited(later: Any) -> Any:
+    return await later

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from ..backends import owner
-from ..errors import InputError, MissingLibraryError
+from ..errors import InputError
 from ..functional import kl_divergence, kl_estimate
 from ..functional import renormalize as renormalized
 from ..functional.options import POSITIVE, check_choice, check_flag, check_number
 from ..functional.penalty import strict_options
 from ..functional.reduction import reduce
 from .adapters.packing import REDUCTIONS, candidates, extremes
+from .libraries import library
 from .reading import inputs_of, numpy_of, targets_of, weights_of
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[A
     >>> round(loss.item(), 4), metrics["margin"].item()
     (0.2014, 1.5)
     """
-    torch = _torch("dpo")
+    torch = library("dpo", "torch", "torch")
     beta = check_number("dpo", "beta", beta, "a finite number above 0", low=POSITIVE)
     batch = _read("dpo", data, logprobs)
     for index, shape in enumerate(batch.shapes):
@@ -239,13 +240,13 @@ class _Read(NamedTuple):
                     f"datum {index}: its {name} has shape {tuple(array.shape)} and its target_tokens {shape}"
                 )
             parts.append(self.beside(array).reshape(-1))
-        flat = _torch(self.loss).cat(parts)
+        flat = library(self.loss, "torch", "torch").cat(parts)
         _check_numbers(name, flat, self.shapes)
         return flat
 
     def beside(self, array: Any) -> "Tensor":
         """An array as a tensor with the dtype and device of the log-probabilities."""
-        return _torch(self.loss).as_tensor(array, dtype=self.flat.dtype, device=self.flat.device)
+        return library(self.loss, "torch", "torch").as_tensor(array, dtype=self.flat.dtype, device=self.flat.device)
 
     def shown(self, counts: "Tensor") -> "Tensor":
         """The log-probabilities that count, and 0 elsewhere, whatever the value there."""
@@ -253,7 +254,7 @@ class _Read(NamedTuple):
 
 
 def _read(loss: str, data: Sequence[Any], logprobs: "Sequence[Tensor]") -> _Read:
-    torch = _torch(loss)
+    torch = library(loss, "torch", "torch")
     if len(data) == 0:
         raise InputError(f"{loss}: got no data; expected at least one datum")
     if len(data) != len(logprobs):
@@ -303,11 +304,3 @@ def _per_position(weights: np.ndarray[Any, Any], shapes: Sequence[tuple[int, ...
             "the reference, as log-probabilities"
         )
     return np.where(counts.any(-1), high, 0.0)
-
-
-def _torch(loss: str) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingLibraryError(loss, "torch", extra="torch") from error
-    return torch

@@ -4,10 +4,11 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from .. import functional
 from ..errors import InputError, OptionError
 from ..functional.options import POSITIVE, check_number
 from ..functional.penalty import facts_of
@@ -15,14 +16,13 @@ from ..pipeline import Pipeline, Term
 from ..pipeline.output import BASE
 from ..pipeline.term import CALL_ARGUMENTS
 from . import losses
-from .packing import ALWAYS, FLAT, LOCAL, LOGPROBS, is_local, packed
+from .packing import ALWAYS, FLAT, LOCAL, LOGPROBS, PACKED, is_local, packed
 
-__all__ = ["Objective", "objective_of"]
+__all__ = ["FUNCTION", "Objective", "objective_of"]
 
-_FUNCTION: Final = "forward_backward_custom"
+FUNCTION: Final = "forward_backward_custom"
 
-_KEPT: Final = 4
-"""How many objectives are cached, with everything their functions hold; a loop passes the same one repeatedly."""
+T = TypeVar("T")
 
 
 class Objective(NamedTuple):
@@ -41,42 +41,54 @@ def objective_of(
     references: Mapping[str, bool],
     timeout: float | None,
     *,
-    rows: bool,
+    candidates: int | None,
     local: bool,
 ) -> Objective:
     """The objective for these arguments; equal arguments return the same object.
 
-    `references` says of each whether it has one number per target, or one per datum. `rows` says that each position
-    has several targets, so that packed arrays have rows.
+    `references` says of each whether it has one number per target, or one per datum. `candidates` is the number of
+    targets per position, None for one sampled token; `local` says that the model is in this process.
     """
     terms = _terms(regularizers)
     for name in references:
         if not name or name in (*ALWAYS, *CALL_ARGUMENTS) or is_local(name) or name.startswith(FLAT):
             reserved = ", ".join((*ALWAYS, *LOCAL, *CALL_ARGUMENTS))
-            raise OptionError(_FUNCTION, "references", name, f"another name: {reserved} are reserved")
+            raise OptionError(FUNCTION, "references", name, f"another name: {reserved} are reserved")
     if loss_fn is None and not terms:
-        raise OptionError(_FUNCTION, "loss_fn", None, "a loss, or regularizers, or both")
+        raise OptionError(FUNCTION, "loss_fn", None, "a loss, or regularizers, or both")
     if timeout is not None:
-        timeout = check_number(_FUNCTION, "timeout", timeout, "None, or seconds above 0", low=POSITIVE)
+        timeout = check_number(FUNCTION, "timeout", timeout, "None, or seconds above 0", low=POSITIVE)
     # By identity: a term that is created again is also sent to its worker again.
     kept: list[Any] = [loss_fn, terms]
     loss_key = _content(loss_fn, kept) if isinstance(loss_fn, Mapping) else id(loss_fn)
-    key = (loss_key, tuple(map(id, terms)), tuple(references.items()), timeout, rows, local)
-    with _lock:
-        if key in _objectives:
-            _objectives.move_to_end(key)
-            return _objectives[key][0]
-    objective = _made(loss_fn, terms, references, timeout, rows, local)
-    with _lock:
-        _objectives[key] = (objective, kept)
-        if len(_objectives) > _KEPT:
-            _objectives.popitem(last=False)
-    return objective
+    key = (loss_key, tuple(map(id, terms)), tuple(references.items()), timeout, candidates is None, local)
+    return _objectives.get(key, kept, lambda: _made(loss_fn, terms, references, timeout, candidates, local))
 
 
-_lock: Final = threading.Lock()
-_objectives: Final[OrderedDict[Any, tuple[Objective, list[Any]]]] = OrderedDict()
-_configured: Final[OrderedDict[Any, tuple[tuple[Term, ...], list[Any]]]] = OrderedDict()
+class _Recent(Generic[T]):
+    """The most recent results, by key, each with the objects whose ids are in its key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Any, tuple[T, list[Any]]] = OrderedDict()
+
+    def get(self, key: Any, kept: list[Any], make: Callable[[], T]) -> T:
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key][0]
+        made = make()
+        with self._lock:
+            self._found[key] = made, kept
+            if len(self._found) > self._most:
+                self._found.popitem(last=False)
+        return made
+
+
+# A loop passes the same objective repeatedly. A cached one holds everything that its functions hold.
+_objectives: Final = _Recent[Objective](4)
+_configured: Final = _Recent[tuple[Term, ...]](32)
 
 
 def _content(value: Any, kept: list[Any]) -> Any:
@@ -101,11 +113,11 @@ def _terms(regularizers: Any) -> tuple[Term, ...]:
     if isinstance(regularizers, Pipeline):
         if regularizers.base is not None:
             expected = "a pipeline without a base: the base is loss_fn"
-            raise OptionError(_FUNCTION, "regularizers", regularizers.name, expected)
+            raise OptionError(FUNCTION, "regularizers", regularizers.name, expected)
         return regularizers.terms
     if isinstance(regularizers, str | Term | Mapping) or not isinstance(regularizers, Sequence):
         expected = "a Pipeline, a list of terms, or a list of dicts with the arguments of a term"
-        raise OptionError(_FUNCTION, "regularizers", cast("Any", regularizers), expected)
+        raise OptionError(FUNCTION, "regularizers", cast("Any", regularizers), expected)
     given = cast("Sequence[Any]", regularizers)
     if not any(isinstance(entry, Mapping) for entry in given):
         return Pipeline(given).terms
@@ -116,24 +128,24 @@ def _terms(regularizers: Any) -> tuple[Term, ...]:
 
 def _from_config(config: Sequence[Any]) -> tuple[Term, ...]:
     """The terms that dicts describe. Dicts are often written inside the loop; equal ones return the same terms."""
+
+    def make() -> tuple[Term, ...]:
+        pipeline = Pipeline.from_config(config)
+        if pipeline.base is not None:
+            raise OptionError(FUNCTION, "regularizers", "base", "no base among them: the base is loss_fn")
+        return pipeline.terms
+
     kept: list[Any] = []
-    key = _content(config, kept)
-    with _lock:
-        if key in _configured:
-            _configured.move_to_end(key)
-            return _configured[key][0]
-    pipeline = Pipeline.from_config(config)
-    if pipeline.base is not None:
-        raise OptionError(_FUNCTION, "regularizers", "base", "no base among them: the base is loss_fn")
-    with _lock:
-        _configured[key] = (pipeline.terms, kept)
-        if len(_configured) > 8 * _KEPT:
-            _configured.popitem(last=False)
-    return pipeline.terms
+    return _configured.get(_content(config, kept), kept, make)
 
 
 def _made(
-    loss_fn: Any, terms: Sequence[Term], references: Mapping[str, bool], timeout: float | None, rows: bool, local: bool
+    loss_fn: Any,
+    terms: Sequence[Term],
+    references: Mapping[str, bool],
+    timeout: float | None,
+    candidates: int | None,
+    local: bool,
 ) -> Objective:
     known = {*ALWAYS, *references, *(f"{FLAT}{name}" for name, per_target in references.items() if per_target)}
 
@@ -141,13 +153,40 @@ def _made(
         term = _with_batch_inputs(term, known)
         if timeout is not None and term.timeout is None:
             term = term.replace(timeout=timeout)
-        return packed(term, known, rows=rows, local=local)
+        return packed(term, known, rows=candidates is not None, local=local)
 
     base = None if loss_fn is None else _base(loss_fn, list(references))
     pipeline = Pipeline([ready(term) for term in terms], base=None if base is None else ready(base))
-    everything = [*pipeline.terms, *([] if pipeline.base is None else [pipeline.base])]
-    reads = tuple(dict.fromkeys(name for term in everything for name in term.inputs.values()))
+    for term in pipeline.all_terms:
+        _check_kind(term, candidates)
+    reads = tuple(dict.fromkeys(name for term in pipeline.all_terms for name in term.inputs.values()))
     return Objective(pipeline, reads, tuple(name for name in reads if is_local(name)))
+
+
+def _check_kind(term: Term, candidates: int | None) -> None:
+    """Raise for a divergence over sampled tokens, and for an estimator over candidates that were not sampled."""
+    facts = facts_of(term.fn)
+    if facts is None or PACKED not in term.inputs.values():
+        return
+    name = facts.function.__name__
+    if candidates is None and facts.distribution:
+        estimator = _penalty_with("estimates", facts.divergence)
+        hint = f"use {estimator}, or " if estimator else ""
+        raise InputError(
+            f"{term.name}: {name} needs full distributions, but each position has one sampled token; {hint}"
+            "pass target_tokens of shape (N, K)"
+        )
+    if candidates is not None and facts.estimates is not None:
+        raise InputError(
+            f"{term.name}: {name} needs one sampled token per position, but these target_tokens have {candidates} "
+            f"that were not sampled; use {_penalty_with('divergence', facts.estimates)}"
+        )
+
+
+def _penalty_with(fact: str, value: Any) -> str | None:
+    """The name of the penalty that has this fact."""
+    facts = {name: facts_of(getattr(functional, name)) for name in functional.__all__}
+    return next((name for name, one in facts.items() if one is not None and getattr(one, fact) == value), None)
 
 
 def _base(loss_fn: Any, references: Sequence[str]) -> Term:
@@ -162,15 +201,15 @@ def _base(loss_fn: Any, references: Sequence[str]) -> Term:
         loss_fn, options = given.pop("fn"), given.pop("options", {})
         if given:
             expected = "only fn and options for a loss by name"
-            raise OptionError(_FUNCTION, "loss_fn", next(iter(given)), expected)
+            raise OptionError(FUNCTION, "loss_fn", next(iter(given)), expected)
     if isinstance(loss_fn, str):
         if loss_fn not in losses.BY_NAME:
             expected = f"one of {', '.join(losses.BY_NAME)}, or a function of (data, logprobs)"
-            raise OptionError(_FUNCTION, "loss_fn", loss_fn, expected)
+            raise OptionError(FUNCTION, "loss_fn", loss_fn, expected)
         return _with_reference(Term(losses.BY_NAME[loss_fn], name=BASE, options=options), loss_fn, references)
     if not callable(loss_fn):
         expected = f"a function of (data, logprobs), one of {', '.join(losses.BY_NAME)}, a Term, or None"
-        raise OptionError(_FUNCTION, "loss_fn", loss_fn, expected)
+        raise OptionError(FUNCTION, "loss_fn", loss_fn, expected)
     if _needs_reference(loss_fn):
         return _with_reference(Term(loss_fn, name=BASE), getattr(loss_fn, "__name__", BASE), references)
     return Term(_SdkLoss(loss_fn), name=BASE, inputs=("data", LOGPROBS))

@@ -88,7 +88,7 @@ class TestBadInput:
     def test_logits_that_are_not_said_to_be_some(self) -> None:
         with pytest.raises(pn.PenaltiesError, match="these are logits"):
             pn.training.objective.objective_of(
-                None, [pn.Term("entropy", inputs="logits")], {}, None, rows=False, local=True
+                None, [pn.Term("entropy", inputs="logits")], {}, None, candidates=None, local=True
             )
 
     def test_a_gradient_too_large_to_be_sent(self) -> None:

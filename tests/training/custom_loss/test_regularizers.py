@@ -30,7 +30,7 @@ class TestRegularizers:
         def ends(logprobs: Any) -> Any:
             return logprobs[0][-1]
 
-        made = pn.training.objective.objective_of(None, [pn.Term(ends, 0.5)], {}, None, rows=False, local=False)
+        made = pn.training.objective.objective_of(None, [pn.Term(ends, 0.5)], {}, None, candidates=None, local=False)
         assert repr(made.pipeline["ends"]) == "Term(ends, weight=0.5)"
 
     def test_dicts_with_objects_in_them_are_the_same_as_long_as_these_are(self) -> None:

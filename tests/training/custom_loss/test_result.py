@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 import penalties as pn
 from penalties.training import forward_backward_custom, forward_backward_custom_async
-from penalties.training.merging import CustomLossFuture
 from tests.training.clients import RemoteClient, batch
 from tests.training.custom_loss.cases import assert_trained_alike, squared
 
@@ -95,16 +93,16 @@ class TestTheResult:
 
         assert asyncio.run(main()).metrics["mine"] == 7.0
 
-    def test_a_late_one_is_a_timeout(self) -> None:
-        never: Future[Any] = Future()
-        late = CustomLossFuture(never, lambda result: result)
+    def test_timeouts_do_not_stop_the_request(self) -> None:
+        client, go = RemoteClient(), threading.Event()
+        client.delay = lambda: None if len(client.calls) == 1 else go.wait(20) and None
+        late = forward_backward_custom(client, batch(3), squared)
         with pytest.raises(TimeoutError):
             late.result(0.01)
         with pytest.raises(TimeoutError):
             asyncio.run(late.result_async(0.01))
-        # Who waited in its own thread ends, too.
-        never.set_result(3)
-        assert late.result(60) == 3
+        go.set()
+        assert late.result(60).metrics["mine"] == 7.0
 
 
 class TestAsync:

@@ -8,7 +8,6 @@ from ...pipeline import Term, schedules
 from ...pipeline.catalogue import BUILT_IN, find
 from ...pipeline.config import pipeline_of
 from ...pipeline.output import BASE
-from ...training.batch import Batch
 from ...training.losses import BY_NAME
 from ...training.objective import objective_of
 from ..problems import Problem, joined, nearest, shown
@@ -117,7 +116,7 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
             yield Problem(f"references.{name}", "expected a name of letters, digits and underscores")
             continue
         try:
-            objective_of(None, [_ANY], {name: True}, None, rows=False, local=True)
+            objective_of(None, [_ANY], {name: True}, None, candidates=None, local=True)
             named.append(name)
         except OptionError as error:
             yield Problem(f"references.{name}", f"expected {error.expected}")
@@ -194,8 +193,7 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
     local = config.backend.kind == "local"
     given = dict.fromkeys(references, True)
     try:
-        objective = objective_of(term if base else None, [] if base else [term], given, None, rows=False, local=local)
-        Batch([], [], (), [], None).check(objective)
+        objective_of(term if base else None, [] if base else [term], given, None, candidates=None, local=local)
     except (InputError, OptionError) as error:
         known = [*references, *INPUTS, *(LOCAL_INPUTS if local else ())]
         unknown = [name for name in term.inputs.values() if not _is_input(name, references)]

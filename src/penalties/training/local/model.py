@@ -1,7 +1,6 @@
 """Transformers models with a LoRA adapter of peft, ready for training in this process."""
 
 import hashlib
-import importlib
 import math
 import threading
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from ...errors import MissingLibraryError, OptionError
+from ...errors import OptionError
+from ..libraries import library
 from .tiny import ByteTokenizer, tiny_model
 
 __all__ = ["TINY", "LocalModel", "load"]
@@ -110,15 +110,10 @@ def load(
     dtype: Any,
 ) -> LocalModel:
     """A model by name or folder, or the built-in one, with an adapter that starts as the identity."""
-    for package in ("torch", "transformers", "peft"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise MissingLibraryError(_OWNER, package, extra="train") from error
+    torch, _, _ = (library(_OWNER, package, "train") for package in ("torch", "transformers", "peft"))
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    torch: Any = importlib.import_module("torch")
     where, precision = _device(device), _dtype(dtype)
     make: Any = get_peft_model
     with _drawing, torch.random.fork_rng(devices=[]):

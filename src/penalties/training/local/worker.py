@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from ..futures import TrainingFuture
+from ..futures import TrainingFuture, settle
 
 __all__ = ["Worker"]
 
@@ -62,7 +62,7 @@ class Worker:
             if not inside:
                 self._queue.put((future, operation))
         if inside:
-            _do(future, operation)
+            settle(future, operation)
         return TrainingFuture(future)
 
     def close(self) -> None:
@@ -87,20 +87,9 @@ class Worker:
 
 def _work(queue: "SimpleQueue[Any]") -> None:
     while (job := queue.get()) is not None:
-        _do(*job)
+        settle(*job)
         # A result may be large: while the thread waits, only its future refers to it.
         del job
-
-
-def _do(future: "Future[Any]", operation: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = operation()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _end(queue: "SimpleQueue[Any]", thread: threading.Thread) -> None:
