@@ -1,14 +1,14 @@
 """A batch of data, read and checked once: targets, lengths, and which positions count."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..errors import InputError, NonFiniteError
-from .reading import numpy_of, targets_of, weights_of
+from ..errors import InputError
+from .reading import logprobs_of, targets_of, weights_of
 
-__all__ = ["Batch", "logprobs_of"]
+__all__ = ["Batch"]
 
 
 class Batch(NamedTuple):
@@ -45,32 +45,6 @@ class Batch(NamedTuple):
         candidates = shapes[0][1] if len(shapes[0]) == 2 else None
         return cls(listed, shapes, tuple(shape[0] for shape in shapes), masks, candidates)
 
-
-def logprobs_of(output: Any, batch: Batch) -> list[np.ndarray[Any, Any]]:
-    """The log-probabilities in the output of a forward, one array per datum, each with the shape of its targets."""
-    outputs = getattr(output, "loss_fn_outputs", None)
-    if not isinstance(outputs, Sequence):
-        raise InputError(
-            f"forward: the client returned {type(output).__name__}; expected an output with one loss_fn_outputs entry "
-            "per datum"
-        )
-    listed = cast("Sequence[Any]", outputs)
-    if len(listed) != len(batch.data):
-        raise InputError(f"forward: the client returned {len(listed)} outputs for {len(batch.data)} data")
-    found: list[np.ndarray[Any, Any]] = []
-    for index, (one, shape) in enumerate(zip(listed, batch.shapes, strict=True)):
-        if not isinstance(one, Mapping) or "logprobs" not in one:
-            there = ", ".join(cast("Mapping[str, Any]", one)) if isinstance(one, Mapping) else type(one).__name__
-            raise InputError(f"datum {index}: the forward returned {there or 'nothing'}; expected logprobs")
-        try:
-            array = numpy_of(cast("Any", one["logprobs"])).astype(np.float32)
-        except InputError as error:
-            raise InputError(f"datum {index}: the logprobs of the forward: {error}") from error
-        if array.size != int(np.prod(shape)):
-            raise InputError(f"datum {index}: the forward returned logprobs of shape {array.shape} for targets {shape}")
-        array = array.reshape(shape)
-        if not np.isfinite(array).all():
-            kind = "nan" if np.isnan(array).any() else "inf"
-            raise NonFiniteError(kind, f"datum {index}: the forward returned {kind} in logprobs; the model diverged")
-        found.append(array)
-    return found
+    def logprobs(self, output: Any) -> list[np.ndarray[Any, Any]]:
+        """The log-probabilities in the output of a forward, one array per datum, each with the shape of its targets."""
+        return logprobs_of(output, dict(enumerate(self.shapes)))

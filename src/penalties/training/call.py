@@ -19,7 +19,7 @@ from ..pipeline.gradients import measure
 from ..pipeline.output import LossOutput
 from ..pipeline.term import Weight
 from ..telemetry import events
-from .batch import Batch, logprobs_of
+from .batch import Batch
 from .futures import TrainingFuture, in_thread, mapped, resolve, resolved, result_of
 from .libraries import library
 from .merging import merged
@@ -202,11 +202,11 @@ class Call:
         return mapped(future, check)
 
     def _from_output(self, output: Any) -> dict[str, Any]:
-        return {PACKED: self._tensor(np.concatenate(logprobs_of(output, self.batch)))}
+        return {PACKED: self._tensor(np.concatenate(self.batch.logprobs(output)))}
 
     def _from_graph(self, graph: Any) -> dict[str, Any]:
         self.graph = graph
-        logprobs_of(graph.output, self.batch)
+        self.batch.logprobs(graph.output)
         tensors = {**graph.packed, "params": graph.inputs["params"]}
         return {name: tensors[name.removeprefix(FLAT)] for name in (PACKED, *self.objective.local)}
 

@@ -1,14 +1,25 @@
 """Reading the data of any client: arrays, tokens, targets and weights; errors name the datum by its index."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, NonFiniteError
 
-__all__ = ["inputs_of", "like", "numpy_of", "replaced", "targets_of", "tokens_of", "weights_of", "with_inputs"]
+__all__ = [
+    "inputs_of",
+    "like",
+    "logprobs_of",
+    "numpy_of",
+    "replaced",
+    "targets_of",
+    "tokens_of",
+    "weights_of",
+    "with_inputs",
+]
 
 
 def numpy_of(value: Any) -> np.ndarray[Any, Any]:
@@ -66,7 +77,10 @@ def tokens_of(index: int, datum: Any) -> np.ndarray[Any, Any]:
     model_input = getattr(datum, "model_input", None)
     if model_input is None or not hasattr(model_input, "to_ints"):
         raise InputError(f"datum {index}: its model_input is {type(model_input).__name__}; expected tokens")
-    return np.asarray(model_input.to_ints(), dtype=np.int64)
+    try:
+        return np.asarray(model_input.to_ints(), dtype=np.int64)
+    except ValueError as error:
+        raise InputError(f"datum {index}: its model_input is not tokens alone ({error})") from error
 
 
 def targets_of(index: int, datum: Any) -> np.ndarray[Any, Any]:
@@ -100,6 +114,44 @@ def _of_datum(index: int, name: str, value: Any) -> np.ndarray[Any, Any]:
         return numpy_of(value)
     except InputError as error:
         raise InputError(f"datum {index}: its {name}: {error}") from error
+
+
+def logprobs_of(
+    output: Any, shapes: Mapping[int, tuple[int, ...]], provider: str | None = None
+) -> list[np.ndarray[Any, Any]]:
+    """The log-probabilities in the output of a forward, in float32; errors name the datum, and the provider if any.
+
+    `shapes` has the shape of the targets of each datum, by its index.
+    """
+    whole = "forward: the client" if provider is None else f"{provider}: its forward"
+    outputs = getattr(output, "loss_fn_outputs", None)
+    if not isinstance(outputs, Sequence):
+        kind = type(output).__name__
+        raise InputError(f"{whole} returned {kind}; expected an output with one loss_fn_outputs entry per datum")
+    listed = cast("Sequence[Any]", outputs)
+    if len(listed) != len(shapes):
+        raise InputError(f"{whole} returned {len(listed)} outputs for {len(shapes)} data")
+    found: list[np.ndarray[Any, Any]] = []
+    for (index, shape), one in zip(shapes.items(), listed, strict=True):
+        each = f"datum {index}: the forward" if provider is None else f"{provider}: datum {index}: its forward"
+        if not isinstance(one, Mapping) or "logprobs" not in one:
+            there = ", ".join(cast("Mapping[str, Any]", one)) if isinstance(one, Mapping) else type(one).__name__
+            raise InputError(f"{each} returned {there or 'nothing'}; expected logprobs")
+        try:
+            array = numpy_of(cast("Any", one["logprobs"])).astype(np.float32)
+        except InputError as error:
+            raise InputError(f"datum {index}: the logprobs of the forward: {error}") from error
+        # Some servers return the numbers of (N, K) targets without their shape.
+        if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
+            expected = f"{shape}, the shape of its target_tokens"
+            raise InputError(f"{each} returned logprobs of shape {array.shape}; expected {expected}")
+        if not np.isfinite(array).all():
+            kind = "nan" if np.isnan(array).any() else "inf"
+            if provider is None:
+                raise NonFiniteError(kind, f"{each} returned {kind} in logprobs; the model diverged")
+            raise InputError(f"{each} returned nan or inf in logprobs")
+        found.append(array.reshape(shape))
+    return found
 
 
 def like(other: Any, array: np.ndarray[Any, Any]) -> Any:

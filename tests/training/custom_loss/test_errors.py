@@ -144,7 +144,7 @@ class TestBadInput:
             ([{"logprobs": [-1.0] * 3}, {}], "datum 1: the forward returned nothing; expected logprobs"),
             ([None, {}], "datum 0: the forward returned NoneType; expected logprobs"),
             ([{"logprobs": [[-1.0], [1.0, 2.0]]}, {}], "datum 0: the logprobs of the forward: an array"),
-            ([{"logprobs": [-1.0]}, {}], r"datum 0: the forward returned logprobs of shape \(1,\) for targets \(3,\)"),
+            ([{"logprobs": [-1.0]}, {}], r"datum 0: the forward returned logprobs of shape \(1,\); expected \(3,\)"),
             ([{"logprobs": [-1.0, np.nan, 0.0]}, {}], "datum 0: the forward returned nan in logprobs"),
             ([{"logprobs": [-1.0, -np.inf, 0.0]}, {}], "datum 0: the forward returned inf in logprobs"),
         ],

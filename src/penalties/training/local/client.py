@@ -1,8 +1,9 @@
 """A training client in this process: the Tinker protocol on a Hugging Face model with a LoRA adapter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ..types import (
 from .batch import Batch, batches, rows_of
 from .checkpoint import read, write
 from .forward import on_device, run
-from .graph import Graph, layers_read
+from .graph import Graph, added, layers_read, parameter_gradients
 from .losses import Loss, loss_of
 from .model import load
 from .optimizer import NORM, Adam, check_adam
@@ -33,6 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["LocalTrainingClient"]
 
 _KIND = "TorchLossReturn"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _awaitable(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The method for code that awaits, as in the SDK: it returns the same future."""
+
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return getattr(self, method.__name__)(*args, **kwargs)
+
+    call.__name__ = f"{method.__name__}_async"
+    call.__doc__ = f"`{method.__name__}`, for code that awaits."
+    return call
 
 
 class LocalTrainingClient:
@@ -141,11 +157,7 @@ class LocalTrainingClient:
         """The loss and the log-probability of every target, without a gradient."""
         return self._submit_pass("forward", data, loss_fn, loss_fn_config, backward=False)
 
-    async def forward_async(
-        self, data: Sequence[Any], loss_fn: str = "cross_entropy", loss_fn_config: Mapping[str, Any] | None = None
-    ) -> TrainingFuture[ForwardBackwardOutput]:
-        """`forward`, for code that awaits."""
-        return self.forward(data, loss_fn, loss_fn_config)
+    forward_async = _awaitable(forward)
 
     def forward_backward(
         self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
@@ -157,11 +169,7 @@ class LocalTrainingClient:
         """
         return self._submit_pass("forward_backward", data, loss_fn, loss_fn_config, backward=True)
 
-    async def forward_backward_async(
-        self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
-    ) -> TrainingFuture[ForwardBackwardOutput]:
-        """`forward_backward`, for code that awaits."""
-        return self.forward_backward(data, loss_fn, loss_fn_config)
+    forward_backward_async = _awaitable(forward_backward)
 
     def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """The log-probability of every target under the model before any training."""
@@ -173,9 +181,7 @@ class LocalTrainingClient:
 
         return self._worker.submit(initial)
 
-    async def forward_initial_async(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
-        """`forward_initial`, for code that awaits."""
-        return self.forward_initial(data)
+    forward_initial_async = _awaitable(forward_initial)
 
     def forward_with_graph(
         self, data: Sequence[Any], reads: Sequence[str] = (), *, evaluate: bool = False
@@ -195,24 +201,12 @@ class LocalTrainingClient:
             with torch.set_grad_enabled(not evaluate):
                 passed = run(self._model, batch, layers)
             output = ForwardBackwardOutput(_KIND, _outputs(batch, {"logprobs": passed.logprobs.detach().cpu().numpy()}))
-            of = self._changes
-
-            def accumulate(
-                tensors: "Sequence[Tensor]", slopes: "Sequence[Tensor]", direct: "Mapping[str, Tensor]"
-            ) -> None:
-                if of != self._changes:
-                    raise GradientError(
-                        "Graph.backward: the parameters changed after the forward; call it before any optim_step"
-                    )
-                self._accumulate(self._gradients(tensors, slopes), direct)
-
-            return Graph(batch, passed, output, self._model.parameters, logits, self._worker.submit, accumulate)
+            backward = partial(self._submit_backward, self._changes)
+            return Graph(batch, passed, output, self._model.parameters, logits, backward)
 
         return self._worker.submit(forward)
 
-    async def forward_with_graph_async(self, data: Sequence[Any], reads: Sequence[str] = ()) -> TrainingFuture[Graph]:
-        """`forward_with_graph`, for code that awaits."""
-        return self.forward_with_graph(data, reads)
+    forward_with_graph_async = _awaitable(forward_with_graph)
 
     def _submit_pass(
         self, function: str, data: Any, loss_fn: Any, config: Mapping[str, Any] | None, *, backward: bool
@@ -239,20 +233,24 @@ class LocalTrainingClient:
             # Before the backward, for the same reason; the rest happens while it runs.
             host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
             if backward and slope is not None:
-                gradients = _added(gradients, self._gradients([live], [slope]))
+                gradients = added(gradients, parameter_gradients(self._model.parameters, [live], [slope]))
             outputs += _outputs(batch, host)
             total += 0.0 if loss is None else float(host["elementwise_loss"].sum(dtype=np.float64))
         if backward:
             self._accumulate(gradients, {})
         return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
 
-    def _gradients(self, tensors: "Sequence[Tensor]", slopes: "Sequence[Tensor]") -> "list[Tensor | None]":
-        import torch
+    def _submit_backward(
+        self, of: int, tensors: "Sequence[Tensor]", slopes: "Sequence[Tensor]", direct: "Mapping[str, Tensor]"
+    ) -> TrainingFuture[None]:
+        def backward() -> None:
+            if of != self._changes:
+                raise GradientError(
+                    "Graph.backward: the parameters changed after the forward; call it before any optim_step"
+                )
+            self._accumulate(parameter_gradients(self._model.parameters, tensors, slopes), direct)
 
-        parameters = list(self._model.parameters.values())
-        if not tensors:
-            return [None] * len(parameters)
-        return list(torch.autograd.grad(tensors, parameters, slopes, allow_unused=True))
+        return self._worker.submit(backward)
 
     def _accumulate(self, gradients: "Sequence[Tensor | None]", direct: "Mapping[str, Tensor]") -> None:
         """Add to the accumulated gradients: all at once, after everything that can fail."""
@@ -282,9 +280,7 @@ class LocalTrainingClient:
 
         return self._worker.submit(step)
 
-    async def optim_step_async(self, adam_params: Any) -> TrainingFuture[OptimStepResponse]:
-        """`optim_step`, for code that awaits."""
-        return self.optim_step(adam_params)
+    optim_step_async = _awaitable(optim_step)
 
     # Checkpoints.
 
@@ -303,27 +299,19 @@ class LocalTrainingClient:
 
         return self._worker.submit(save)
 
-    async def save_state_async(
-        self, name: str | Path, *, overwrite: bool = False
-    ) -> TrainingFuture[SaveWeightsResponse]:
-        """`save_state`, for code that awaits."""
-        return self.save_state(name, overwrite=overwrite)
+    save_state_async = _awaitable(save_state)
 
     def load_state(self, path: str | Path) -> TrainingFuture[None]:
         """Load the adapter of a checkpoint; the optimizer starts afresh, without gradients."""
         return self._submit_load("load_state", path, optimizer=False)
 
-    async def load_state_async(self, path: str | Path) -> TrainingFuture[None]:
-        """`load_state`, for code that awaits."""
-        return self.load_state(path)
+    load_state_async = _awaitable(load_state)
 
     def load_state_with_optimizer(self, path: str | Path) -> TrainingFuture[None]:
         """Load a whole checkpoint: training continues exactly as it would have after the save."""
         return self._submit_load("load_state_with_optimizer", path, optimizer=True)
 
-    async def load_state_with_optimizer_async(self, path: str | Path) -> TrainingFuture[None]:
-        """`load_state_with_optimizer`, for code that awaits."""
-        return self.load_state_with_optimizer(path)
+    load_state_with_optimizer_async = _awaitable(load_state_with_optimizer)
 
     def _submit_load(self, function: str, path: str | Path, *, optimizer: bool) -> TrainingFuture[None]:
         folder = self._folder(path)
@@ -384,7 +372,3 @@ def _outputs(batch: Batch, packed: Mapping[str, Any]) -> list[Mapping[str, Tenso
         {name: TensorData.from_numpy(arrays[index]) for name, arrays in lists.items()}
         for index in range(len(batch.shapes))
     ]
-
-
-def _added(before: "Sequence[Tensor | None]", more: "Sequence[Tensor | None]") -> "list[Tensor | None]":
-    return [b if a is None else a if b is None else a.add_(b) for a, b in zip(before, more, strict=True)]

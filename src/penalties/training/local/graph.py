@@ -14,22 +14,23 @@ from .model import LocalModel
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Graph", "layers_read"]
+__all__ = ["Graph", "added", "layers_read", "parameter_gradients"]
 
-Accumulate = Callable[[Sequence["Tensor"], Sequence["Tensor"], Mapping[str, "Tensor"]], None]
+Backward = Callable[[Sequence["Tensor"], Sequence["Tensor"], Mapping[str, "Tensor"]], TrainingFuture[None]]
 
 
 def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int]]:
     """Whether logits are requested, and the hidden states of which layers; `params` is always available."""
+    names = (reads,) if isinstance(reads, str) else reads
     layers: list[int] = []
-    for name in (reads,) if isinstance(reads, str) else reads:
+    for name in names:
         kind, _, number = str(name).partition(".")
         if kind == "hidden" and number.isdecimal() and int(number) <= model.layers:
             layers.append(int(number))
         elif name != "logits" and kind != "params":
             expected = f'"params", "logits", or "hidden.<layer>" with a layer from 0 to {model.layers}'
             raise OptionError("forward_with_graph", "reads", name, expected)
-    return "logits" in ((reads,) if isinstance(reads, str) else reads), layers
+    return "logits" in names, layers
 
 
 class Graph:
@@ -53,26 +54,21 @@ class Graph:
         output: ForwardBackwardOutput,
         parameters: "Mapping[str, Tensor]",
         logits: bool,
-        submit: Callable[[Callable[[], None]], TrainingFuture[None]],
-        accumulate: Accumulate,
+        backward: Backward,
     ) -> None:
-        """Wrap a pass; `submit` queues work on the client's thread, `accumulate` adds to its gradients."""
+        """Wrap a pass; `backward` takes tensors with their gradients, and gradients of parameters to add."""
         self._batch = batch
         self._packed: dict[str, Tensor] = {f"hidden.{layer}": states for layer, states in passed.hidden.items()}
         if logits:
             self._packed["logits"] = passed.logits
-        self.logprobs = batch.unpack(passed.logprobs)
+        self._parameters = dict(parameters)
         self.inputs = {"params": dict(parameters)}
         self.inputs |= {name: batch.split(packed) for name, packed in self._packed.items()}
-        self.output = output
-        self._lists: dict[str, list[Tensor]] = {name: self.inputs[name] for name in self._packed}
-        self._lists["logprobs"] = self.logprobs
+        self.logprobs = batch.unpack(passed.logprobs)
         self._packed["logprobs"] = passed.logprobs
-        self._parameters = dict(parameters)
-        self._submit = submit
-        self._accumulate = accumulate
+        self.output = output
+        self._backward = backward
         self._lock = threading.Lock()
-        self._used = False
 
     @property
     def packed(self) -> "dict[str, Tensor]":
@@ -80,12 +76,12 @@ class Graph:
 
         Without log-probabilities if the data differ in their number of targets per position.
         """
+        packed = dict(self._packed)
+        flat = packed.pop("logprobs", None)
         widths = {tuple(one.shape[1:]) for one in self.logprobs}
-        return {
-            name: one.reshape(-1, *next(iter(widths))) if name == "logprobs" else one
-            for name, one in self._packed.items()
-            if name != "logprobs" or len(widths) == 1
-        }
+        if flat is not None and len(widths) == 1:
+            packed["logprobs"] = flat.reshape(-1, *widths.pop())
+        return packed
 
     def backward(self, gradients: Mapping[str, Any]) -> ForwardBackwardOutput:
         """Propagate gradients at the inputs to the parameters, in one pass, and accumulate them; it works once.
@@ -97,63 +93,44 @@ class Graph:
 
     def submit(self, gradients: Mapping[str, Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """`backward` without waiting; whatever is submitted to the client next comes after it."""
-        slopes, parameters = self._given(gradients)
         with self._lock:
-            if self._used:
-                raise GradientError(
-                    "Graph.backward: was called before, which freed the graph; run forward_with_graph again"
-                )
-            self._used = True
-        # Freed by the backward: a graph holds everything that the model computed.
-        packed, self._packed = self._packed, {}
-        accumulate = self._accumulate
-        tensors, shaped = _live(packed, slopes)
-        done = self._submit(lambda: accumulate(tensors, shaped, parameters))
-        return done.then(lambda _: self.output)
+            given = self._given("backward", gradients)
+            # Freed by the backward: a graph holds everything that the model computed.
+            self._packed = {}
+        return self._backward(*given).then(lambda _: self.output)
 
     def pulled(self, gradients: Mapping[str, Any]) -> "dict[str, Tensor | None]":
         """The parameter gradients that `backward` would add, by name, without adding them; the graph is kept.
 
         It is a backward pass of its own, in the caller's thread, to measure a part of the loss before `backward`.
         """
-        import torch
+        tensors, slopes, direct = self._given("pulled", gradients)
+        found = parameter_gradients(self._parameters, tensors, slopes, keep=True)
+        return dict(zip(self._parameters, added(found, [direct.get(name) for name in self._parameters]), strict=True))
 
-        slopes, direct = self._given(gradients)
+    def _given(
+        self, method: str, gradients: Mapping[str, Any]
+    ) -> "tuple[list[Tensor], list[Tensor], dict[str, Tensor]]":
+        """Gradients, checked: tensors at which a backward starts, the gradients there, and those at parameters."""
         packed = self._packed
         if not packed:
-            raise GradientError(
-                "Graph.pulled: backward was called before, which freed the graph; run forward_with_graph again"
-            )
-        tensors, shaped = _live(packed, slopes)
-        found: Sequence[Tensor | None] = [None] * len(self._parameters)
-        if tensors:
-            parameters = list(self._parameters.values())
-            found = torch.autograd.grad(tensors, parameters, shaped, retain_graph=True, allow_unused=True)
-        return {
-            name: more if one is None else one if more is None else one + more
-            for (name, one), more in zip(
-                zip(self._parameters, found, strict=True), map(direct.get, self._parameters), strict=True
-            )
-        }
-
-    def _given(self, gradients: Mapping[str, Any]) -> "tuple[dict[str, Any], dict[str, Tensor]]":
-        """Gradients, checked: those at packed tensors, and those at parameters."""
+            raise GradientError(f"Graph.{method}: an earlier backward freed the graph; run forward_with_graph again")
         own = dict(gradients)
-        parameters = self._of_parameters(own.pop("params", None))
-        return {name: self._of_data(name, given) for name, given in own.items()}, parameters
+        direct = self._of_parameters(own.pop("params", None))
+        slopes = {name: self._of_data(name, given) for name, given in own.items()}
+        live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
+        return [packed[name] for name in live], [slopes[name].reshape(packed[name].shape) for name in live], direct
 
     def _of_data(self, name: str, given: Any) -> Any:
         """The gradient at a packed tensor; None if it is zero."""
         import torch
 
-        if name not in self._lists:
-            there = ", ".join(f'"{known}"' for known in ("params", *self._lists))
+        lists = {**self.inputs, "logprobs": self.logprobs}
+        if name not in lists:
+            there = ", ".join(f'"{known}"' for known in lists)
             raise InputError(f'Graph.backward: got a gradient of "{name}"; this graph has {there}')
-        parts = self._lists[name]
+        parts = lists[name]
         if isinstance(given, torch.Tensor):
-            # A freed graph is reported later, with a better message.
-            if not self._packed:
-                return given
             if name not in self.packed:
                 raise ShapeError(
                     "Graph.backward: the data differ in targets per position; expected a list, one per datum"
@@ -168,12 +145,10 @@ class Graph:
             raise ShapeError(
                 f"Graph.backward: got {len(given)} gradients of {name}; expected {len(parts)}, one per datum"
             )
-        made: list[Tensor] = []
-        for index, (slope, part) in enumerate(zip(given, parts, strict=True)):
-            if slope is None:
-                made.append(torch.zeros_like(part))
-            else:
-                made.append(_like(f"datum {index}: the gradient of {name}", slope, part))
+        made = [
+            torch.zeros_like(part) if slope is None else _like(f"datum {index}: the gradient of {name}", slope, part)
+            for index, (slope, part) in enumerate(zip(given, parts, strict=True))
+        ]
         return self._batch.pack(made) if name == "logprobs" else torch.cat(made)
 
     def _of_parameters(self, given: Mapping[str, Any] | None) -> "dict[str, Tensor]":
@@ -187,10 +162,25 @@ class Graph:
         return made
 
 
-def _live(packed: "Mapping[str, Tensor]", slopes: Mapping[str, Any]) -> "tuple[list[Tensor], list[Tensor]]":
-    """The tensors at which a backward starts, and the gradients there."""
-    live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
-    return [packed[name] for name in live], [slopes[name].reshape(packed[name].shape) for name in live]
+def parameter_gradients(
+    parameters: "Mapping[str, Tensor]",
+    tensors: "Sequence[Tensor]",
+    slopes: "Sequence[Tensor]",
+    *,
+    keep: bool = False,
+) -> "list[Tensor | None]":
+    """The gradient at each parameter, from those at some tensors; with `keep` the graph is not freed."""
+    import torch
+
+    if not tensors:
+        return [None] * len(parameters)
+    found = torch.autograd.grad(tensors, list(parameters.values()), slopes, retain_graph=keep, allow_unused=True)
+    return list(found)
+
+
+def added(some: "Sequence[Tensor | None]", more: "Sequence[Tensor | None]") -> "list[Tensor | None]":
+    """The sums of gradients, where None is zero."""
+    return [b if a is None else a if b is None else a + b for a, b in zip(some, more, strict=True)]
 
 
 def _like(what: str, slope: Any, tensor: "Tensor") -> "Tensor":

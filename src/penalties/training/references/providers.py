@@ -13,9 +13,8 @@ import numpy as np
 from ...errors import InputError, OptionError
 from ...functional.options import check_count, check_flag, check_number
 from ..futures import failed, in_thread, resolved
-from ..reading import replaced, targets_of, tokens_of
-from ..surrogates import forward_data
-from .asking import Arrays, answered, sent
+from ..reading import replaced, tokens_of
+from .asking import Arrays, requested
 from .memory import Memory, key_of
 
 __all__ = ["Initial", "Perturbed", "Provider", "Teacher", "client", "initial", "perturbed"]
@@ -76,9 +75,10 @@ class Initial:
         """Start with an empty cache."""
         self._memory = Memory()
         self._lock = threading.RLock()
-        self._marks: set[object] = set()
-        """One for each step that has started."""
-        self._started: weakref.WeakKeyDictionary[Future[Arrays], object] = weakref.WeakKeyDictionary()
+        self._steps = 0
+        """How many have started."""
+        self._started: weakref.WeakSet[Future[Arrays]] = weakref.WeakSet()
+        """The requests of those that can still be undone."""
         self._client: Callable[[], Any] | None = None
 
     def __repr__(self) -> str:
@@ -99,7 +99,9 @@ class Initial:
     def undo(self, started: "Future[Arrays]") -> None:
         """Forget a step that failed before it trained anything."""
         with self._lock:
-            self._marks.discard(self._started.pop(started, None))
+            if started in self._started:
+                self._started.discard(started)
+                self._steps -= 1
 
     def prepare(self, client: Any, data: Sequence[Any], timeout: float | None = None) -> None:
         """Request the log-probabilities of data before the first step, and wait for them."""
@@ -112,33 +114,35 @@ class Initial:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a saved cache; from then on the model counts as trained."""
         self._memory.load("initial", path)
-        self._marks.add("loaded")
+        self._steps += 1
 
     def _asked(self, client: Any, data: list[Any], *, begins: bool) -> "Future[Arrays]":
         self._check_client(client)
         keys = [key_of(index, datum) for index, datum in enumerate(data)]
         exact = callable(getattr(client, "forward_initial", None))
-        mark = object()
 
         def send(indices: list[int]) -> Callable[[], Arrays]:
-            if indices and self._marks and not exact:
+            if not indices:
+                return list
+            if self._steps and not exact:
                 raise InputError(
                     f"initial: datum {indices[0]}: is new, but the model may have been trained since the first call; "
                     "call prepare(client, data) with all data before the first call"
                 )
             # Sent from this thread: it must come before whatever trains the model next.
-            requested = (
-                sent("initial", client, forward_data([data[index] for index in indices]), exact) if indices else None
-            )
-            if begins:
-                self._marks.add(mark)
-            return lambda: answered("initial", data, indices, requested)
+            return requested("initial", client, data, indices, first=exact)
 
-        # One at a time: a step must not begin between checking the marks and sending.
+        def lost() -> None:
+            with self._lock:
+                self.undo(future)
+
+        # One at a time: a step must not begin between the check and the request.
         with self._lock:
-            requested = self._memory.ask(keys, send, lambda: self._marks.discard(mark))
-            self._started[requested] = mark
-        return requested
+            future = self._memory.ask(keys, send, lost)
+            if begins:
+                self._steps += 1
+                self._started.add(future)
+        return future
 
     def _check_client(self, client: Any) -> None:
         if self._client is None:
@@ -183,21 +187,15 @@ class Teacher:
         listed = list(data)
 
         def send(indices: Sequence[int]) -> Callable[[], Arrays]:
-            def answer() -> Arrays:
-                requested = sent("client", self.teacher, forward_data([listed[index] for index in indices]), False)
-                return answered("client", listed, indices, requested)
+            # Sent by the waiting thread: a teacher may block already while it accepts the data.
+            return lambda: requested("client", self.teacher, listed, indices)()
 
-            # All of it in the waiting thread: a teacher may block already while it accepts the data.
-            return answer
-
+        if not self.cache:
+            return in_thread(send(range(len(listed)))) if listed else resolved([])
         try:
-            for index, datum in enumerate(listed):
-                targets_of(index, datum)
-            if self.cache:
-                return self._memory.ask([key_of(index, datum) for index, datum in enumerate(listed)], send)
+            return self._memory.ask([key_of(index, datum) for index, datum in enumerate(listed)], send)
         except Exception as error:
             return failed(error)
-        return in_thread(send(range(len(listed)))) if listed else resolved([])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache to a file (.npz), atomically; it is empty without `cache=True`."""
@@ -231,23 +229,16 @@ class Perturbed:
 
     def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
         """Request the same targets after perturbed inputs from the same client."""
-        listed = list(data)
-        if not listed:
+        if not data:
             return resolved([])
         try:
-            for index, datum in enumerate(listed):
-                targets_of(index, datum)
-            changed = [self._changed(index, datum, step) for index, datum in enumerate(listed)]
-            requested = sent("perturbed", client, forward_data(changed), False)
+            changed = [self._changed(index, datum, step) for index, datum in enumerate(data)]
+            return in_thread(requested("perturbed", client, changed, range(len(changed))))
         except Exception as error:
             return failed(error)
-        return in_thread(lambda: answered("perturbed", listed, range(len(listed)), requested))
 
     def _changed(self, index: int, datum: Any, step: Any) -> Any:
-        try:
-            tokens = tokens_of(index, datum)
-        except ValueError as error:
-            raise InputError(f"perturbed: datum {index}: its model_input is not tokens alone ({error})") from error
+        tokens = tokens_of(index, datum)
         source = [int(self.seed), 0 if step is None else (int(step) + 1) % 2**63, index]
         drop = np.random.default_rng(source).random(tokens.size) < self.token_dropout
         drop[:1] = False
