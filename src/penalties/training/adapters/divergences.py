@@ -1,24 +1,24 @@
 """Adapters on distributions at each position: entropy, divergence from a reference, distance from a pair."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ... import functional as f
 from ...arrays import ArrayTree
-from ...errors import OptionError
 from ...functional.options import check_choice, check_flag
 from ...functional.penalty import strict_options
 from ...functional.reduction import reduce
-from .packing import (
-    REDUCTIONS,
-    Columns,
-    Metrics,
-    columns_of,
-    extremes,
-    reject_for_candidates,
-    reject_for_tokens,
-)
+from .packing import REDUCTIONS, Columns, Metrics, columns_of, extremes, reject
 
 __all__ = ["consistency", "entropy", "kl"]
+
+_SAMPLED: Final = (
+    "it needs full distributions, but log-probabilities of shape (N,) have one sampled token per position; {}, or pass "
+    "target_tokens of shape (N, K)"
+)
+_CANDIDATES: Final = (
+    "it needs one sampled token per position, but log-probabilities of shape (N, K) have K candidates that were not "
+    'sampled; use direction="forward", "reverse" or "symmetric"'
+)
 
 
 @strict_options
@@ -48,8 +48,8 @@ def entropy(
     batch = columns_of("entropy", mask, logprobs=logprobs)
     ops = batch.ops
     if batch.sampled:
-        instead = "omit it to estimate the entropy"
-        reject_for_tokens("entropy", instead, normalize=normalize, temperature=temperature, renormalize=renormalize)
+        why = _SAMPLED.format("omit it to estimate the entropy")
+        reject("entropy", why, normalize=normalize, temperature=temperature, renormalize=renormalize)
         (x,), mask = batch.flat()
         values = f.entropy_estimate(x, reduction="none")
     else:
@@ -95,14 +95,13 @@ def kl(
     batch = columns_of("kl", mask, logprobs=logprobs, reference=reference)
     ops = batch.ops
     if batch.sampled:
-        instead = 'use estimator="k1", "k2" or "k3"'
-        reject_for_tokens("kl", instead, direction=direction, renormalize=renormalize)
+        why = _SAMPLED.format('use estimator="k1", "k2" or "k3"')
+        reject("kl", why, direction=direction, renormalize=renormalize)
         (x, y), mask = batch.flat()
         estimator = "k3" if estimator is None else estimator
         values = f.kl_estimate(x, y, estimator=estimator, reduction="none")
     else:
-        instead = 'use direction="forward", "reverse" or "symmetric"'
-        reject_for_candidates("kl", instead, estimator=estimator)
+        reject("kl", _CANDIDATES, estimator=estimator)
         direction = "forward" if direction is None else direction
         check_choice("kl", "direction", direction, ("forward", "reverse", "symmetric"))
         (x, y), mask = batch.rows()
@@ -141,28 +140,25 @@ def consistency(
     check_choice("consistency", "reduction", reduction, REDUCTIONS)
     batch = columns_of("consistency", mask, logprobs=logprobs, pair=pair)
     ops = batch.ops
-    if metric != "kl" and renormalize is not None:
-        raise OptionError("consistency", "renormalize", renormalize, f'None: metric="{metric}" does not renormalise')
-    if metric in ("mse", "l1"):
-        (x, y), mask = batch.flat()
-        values = f.consistency(x, y, metric=metric, reduction="none")
-    elif metric == "kl":
+    if metric == "kl":
         if batch.sampled:
-            reject_for_tokens("consistency", "use the adapter kl", metric=metric)
+            reject("consistency", _SAMPLED.format("use the adapter kl"), metric=metric)
         (x, y), mask = batch.rows()
         x, y = _renormalized("consistency", renormalize, x), _renormalized("consistency", renormalize, y)
-        values = f.consistency(x, y, metric=metric, reduction="none")
     else:
-        (x, y), mask = batch.stacked() if batch.sampled else _positions(batch)
-        values = f.consistency(x, y, metric=metric, reduction="none")
+        reject("consistency", f'metric="{metric}" does not renormalise', renormalize=renormalize)
+        if metric == "cosine":
+            (x, y), mask = batch.stacked() if batch.sampled else _positions(batch)
+        else:
+            (x, y), mask = batch.flat()
+    values = f.consistency(x, y, metric=metric, reduction="none")
     return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "consistency")
 
 
 def _renormalized(function: str, renormalize: bool | None, x: Any) -> Any:
-    if renormalize is None:
-        return f.renormalize(x)
-    check_flag(function, "renormalize", renormalize)
-    return f.renormalize(x) if renormalize else x
+    if renormalize is not None:
+        check_flag(function, "renormalize", renormalize)
+    return x if renormalize is False else f.renormalize(x)
 
 
 def _positions(batch: Columns) -> tuple[list[Any], Any]:

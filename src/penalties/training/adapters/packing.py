@@ -1,6 +1,6 @@
 """Batches as adapters read them: one array per datum, ragged, or one array for all; checked and joined."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -16,10 +16,8 @@ __all__ = [
     "Metrics",
     "candidates",
     "columns_of",
-    "concatenated",
     "extremes",
-    "reject_for_candidates",
-    "reject_for_tokens",
+    "reject",
 ]
 
 REDUCTIONS: Final = ("sum", "mean")
@@ -116,25 +114,28 @@ def columns_of(function: str, mask: Any, *, widths: bool = False, **inputs: Any)
         raise _absent(function, first, 0, arrays[0])
     leading = [_taken(function, ops, first, index, array, arrays[0]) for index, array in enumerate(arrays)]
     _check_shapes(function, first, leading, widths)
-    columns = [leading]
-    for name, other in others:
-        column = _paired(function, ops, first, leading, name, other)
-        for index, (a, b) in enumerate(zip(leading, column, strict=True)):
-            if a.shape != b.shape:
+
+    def paired(name: str, given: Any, fits: Callable[[Any, Any], bool], expected: str) -> list[Any]:
+        arrays = _listed(function, name, given)
+        if len(arrays) != len(leading):
+            raise ShapeError(
+                f"{function}: {first} has {len(leading)} data and {name} has {len(arrays)}; expected one array per "
+                "datum"
+            )
+        made: list[Any] = []
+        for index, (array, like) in enumerate(zip(arrays, leading, strict=True)):
+            made.append(_taken(function, ops, name, index, array, like))
+            if not fits(like.shape, made[-1].shape) or len(made[-1].shape) != len(made[0].shape):
                 raise ShapeError(
-                    f"{function}: datum {index}: {first} has shape {tuple(a.shape)} and {name} has shape "
-                    f"{tuple(b.shape)}; expected equal shapes (nothing is broadcast)"
+                    f"{function}: datum {index}: {first} has shape {tuple(like.shape)} and {name} has shape "
+                    f"{tuple(made[-1].shape)}; expected {expected}"
                 )
-        columns.append(column)
-    masks = None
-    if mask is not None:
-        masks = _paired(function, ops, first, leading, "mask", mask)
-        for index, (a, m) in enumerate(zip(leading, masks, strict=True)):
-            if m.shape not in (a.shape, a.shape[:1]) or len(m.shape) != len(masks[0].shape):
-                raise ShapeError(
-                    f"{function}: datum {index}: {first} has shape {tuple(a.shape)} and mask has shape "
-                    f"{tuple(m.shape)}; expected the same shape, or one number per position, alike in all data"
-                )
+        return made
+
+    equal = "equal shapes (nothing is broadcast)"
+    columns = [leading, *(paired(name, given, lambda a, b: a == b, equal) for name, given in others)]
+    either = "the same shape, or one number per position, alike in all data"
+    masks = None if mask is None else paired("mask", mask, lambda a, m: m in (a, a[:1]), either)
     return Columns(function, ops, columns, masks)
 
 
@@ -151,23 +152,6 @@ def _listed(function: str, name: str, given: Any) -> list[Any]:
     return listed
 
 
-def _absent(function: str, name: str, index: int, given: Any) -> Exception:
-    if given is None:
-        return InputError(f"{function}: datum {index}: {name} is missing; expected an array")
-    return no_array(function, f"{name}[{index}]", given)
-
-
-def _paired(function: str, ops: Backend, first: str, leading: Sequence[Any], name: str, given: Any) -> list[Any]:
-    """An input that pairs with the first one, in its library and on its device."""
-    arrays = _listed(function, name, given)
-    if len(arrays) != len(leading):
-        raise ShapeError(
-            f"{function}: {first} has {len(leading)} data and {name} has {len(arrays)}; expected one array per datum"
-        )
-    pairs = enumerate(zip(arrays, leading, strict=True))
-    return [_taken(function, ops, name, index, array, like) for index, (array, like) in pairs]
-
-
 def _taken(function: str, ops: Backend, name: str, index: int, array: Any, like: Any) -> Any:
     """An array in the library and on the device of another."""
     mine = owner(array)
@@ -179,6 +163,12 @@ def _taken(function: str, ops: Backend, name: str, index: int, array: Any, like:
         raise two_libraries(function, "the first array", ops, f"{name}[{index}]", mine)
     # A copy: libraries warn about memory that is read-only.
     return ops.as_array(np.array(numpy_of(array)), like)
+
+
+def _absent(function: str, name: str, index: int, given: Any) -> Exception:
+    if given is None:
+        return InputError(f"{function}: datum {index}: {name} is missing; expected an array")
+    return no_array(function, f"{name}[{index}]", given)
 
 
 def _check_shapes(function: str, name: str, arrays: Sequence[Any], widths: bool) -> None:
@@ -203,11 +193,6 @@ def candidates(ops: Backend, x: Any, shown: Any) -> Any:
     return ops.where(shown, x, ops.where(ops.any(shown)[..., None], -float("inf"), 0.0))
 
 
-def concatenated(ops: Backend, scalars: Sequence[Any]) -> Any:
-    """Scalars as one row."""
-    return ops.concatenate([scalar.reshape(1) for scalar in scalars])
-
-
 def extremes(ops: Backend, values: Any, mask: Any, name: str) -> dict[str, Any]:
     """Mean, minimum and maximum of the values that count; 0 if none does."""
     values = ops.stop_gradient(values)
@@ -224,27 +209,8 @@ def extremes(ops: Backend, values: Any, mask: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def reject_for_tokens(function: str, instead: str, **options: Any) -> None:
-    """Raise for options of distributions if each position has one sampled token."""
+def reject(function: str, why: str, **options: Any) -> None:
+    """Raise for options that do not apply."""
     for option, value in options.items():
         if value is not None:
-            raise OptionError(
-                function,
-                option,
-                value,
-                "None: it needs full distributions, but log-probabilities of shape (N,) have one sampled token per "
-                f"position; {instead}, or pass target_tokens of shape (N, K)",
-            )
-
-
-def reject_for_candidates(function: str, instead: str, **options: Any) -> None:
-    """Raise for options of sampled tokens if each position has K candidates."""
-    for option, value in options.items():
-        if value is not None:
-            raise OptionError(
-                function,
-                option,
-                value,
-                "None: it needs one sampled token per position, but log-probabilities of shape (N, K) have K "
-                f"candidates that were not sampled; {instead}",
-            )
+            raise OptionError(function, option, value, f"None: {why}")

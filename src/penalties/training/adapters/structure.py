@@ -14,7 +14,7 @@ from ...functional.options import check_choice, is_whole
 from ...functional.penalty import strict_options
 from ...functional.reduction import hide, reduce
 from ...pipeline.catalogue import find
-from .packing import REDUCTIONS, Columns, Metrics, columns_of, concatenated, extremes
+from .packing import REDUCTIONS, Columns, Metrics, columns_of, extremes
 
 __all__ = ["gradient_penalty", "orthogonality"]
 
@@ -48,26 +48,21 @@ def orthogonality(
     """
     check_choice("orthogonality", "reduction", reduction, REDUCTIONS)
     batch = columns_of("orthogonality", mask, widths=True, logprobs=logprobs)
-    ops = batch.ops
-    matrices = _counted_rows(ops, *_matrices(batch))
-    values = concatenated(
-        ops,
-        [
-            f.orthogonality(
-                matrix,
-                mode=mode,
-                normalize=normalize,
-                axis=axis,
-                reduction=reduction,
-                sample_size=sample_size,
-                seed=_folded(seed, step, index),
-                exact=exact,
-                iterations=iterations,
-            )
-            for index, matrix in enumerate(matrices)
-        ],
-    )
-    return reduce(ops, values, reduction), extremes(ops, values, None, "orthogonality")
+    found = [
+        f.orthogonality(
+            matrix,
+            mode=mode,
+            normalize=normalize,
+            axis=axis,
+            reduction=reduction,
+            sample_size=sample_size,
+            seed=_folded(seed, step, index),
+            exact=exact,
+            iterations=iterations,
+        )
+        for index, matrix in enumerate(_matrices(batch))
+    ]
+    return _over_data(batch.ops, found, reduction, "orthogonality")
 
 
 @strict_options
@@ -113,20 +108,20 @@ def gradient_penalty(
             drawn = _folded(seed, step, index)
             other = batch.columns[1][index]
             found.append(f.interpolated_gradient_penalty(slope, x, other, target_norm=target_norm, seed=drawn))
-    values = concatenated(ops, found)
-    return reduce(ops, values, reduction), extremes(ops, values, None, "gradient_penalty")
+    return _over_data(ops, found, reduction, "gradient_penalty")
 
 
-def _matrices(batch: Columns) -> tuple[list[Any], list[Any] | None]:
-    """The matrices whose rows are compared, and how much each row counts."""
-    if not batch.sampled:
-        return batch.columns[0], batch.masks
-    (matrix,), mask = batch.stacked()
-    return [matrix], None if mask is None else [mask]
+def _over_data(ops: Backend, scalars: list[Any], reduction: str, name: str) -> tuple[Any, Metrics]:
+    values = ops.concatenate([scalar.reshape(1) for scalar in scalars])
+    return reduce(ops, values, reduction), extremes(ops, values, None, name)
 
 
-def _counted_rows(ops: Backend, matrices: list[Any], masks: list[Any] | None) -> list[Any]:
-    """The matrices without the rows that do not count."""
+def _matrices(batch: Columns) -> list[Any]:
+    """The matrices whose rows are compared, without the rows that do not count."""
+    ops, matrices, masks = batch.ops, batch.columns[0], batch.masks
+    if batch.sampled:
+        matrices, mask = batch.stacked()
+        masks = None if mask is None else [mask]
     if masks is None:
         return matrices
     counted: list[Any] = []
