@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penalties.app.report import RunLog, read
-from penalties.app.report.columns import number
+from penalties.app.report.reading import number
 from penalties.app.runs.disk import RunError
 
 from .synthetic import Part, config, small, write_run

@@ -1,9 +1,10 @@
 """Reading a run's folder, `metrics.jsonl` and `config.json`, into columns."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -11,16 +12,19 @@ from ...errors import said
 from ...pipeline.output import BASE
 from ..privacy import hide
 from ..runs.disk import RunError
-from .columns import Columns, number, parts_of
-from .runlog import Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
+from .runlog import EMPTY, Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
 
-__all__ = ["read"]
+if TYPE_CHECKING:
+    from .records import Loss, LossRecord, Part
+
+__all__ = ["number", "read"]
 
 _LOG: Final = "metrics.jsonl"
 _CONFIG: Final = "config.json"
-_KINDS: Final = ("step", "eval", "event")
-_STEPS: Final = 10**15
-"""More than any run takes."""
+
+_OF_RUN: Final = ("seconds", "tokens", "learning_rate")
+_OF_LOSS: Final = ("loss_total", "total_grad_norm")
+_OF_PART: Final = ("value", "weight", "grad_norm")
 
 
 def read(folder: Path) -> RunLog:
@@ -41,120 +45,145 @@ def read(folder: Path) -> RunLog:
         text = ""
     except OSError as error:
         raise RunError(f"{path} cannot be read: {said(error)}") from error
-    return _Reader(text).read(folder)
+    *complete, rest = text.split("\n")
+    log = _Log()
+    unreadable = [at for at, line in enumerate(complete, 1) if line and not log.add(line)]
+    torn = bool(rest) and not log.add(rest)
+    config = _config(folder)
+    names = _in_order(log.terms, config)
+    taken = _Taken(log)
+    return RunLog(
+        name=folder.resolve().name,
+        steps=taken.steps[taken.counts],
+        total=taken.series("loss_total"),
+        grad_norm=taken.series("total_grad_norm"),
+        seconds=taken.series("seconds"),
+        tokens=taken.series("tokens"),
+        learning_rate=taken.series("learning_rate"),
+        terms={name: taken.term(name) for name in names},
+        cosines=taken.cosines(names),
+        evaluations=_evaluations(log.evaluations, taken.steps, names),
+        events=log.events,
+        config=config,
+        started=log.started,
+        torn=torn,
+        unreadable=unreadable,
+        folder=str(folder),
+    )
 
 
-class _Reader:
-    """The lines of one log, by kind."""
+class _Log:
+    """What a report needs of the records of one log. The index of a record counts step records only."""
 
-    def __init__(self, text: str) -> None:
-        self.lines = text.split("\n")
-        self.columns = Columns()
-        self.evaluations: list[tuple[int, Mapping[str, Any]]] = []
-        """The number of step records before each evaluation, and its record."""
-        self.events: list[Event] = []
+    def __init__(self) -> None:
+        from .records import parse
+
+        self._parse = parse
+        self.steps: list[int] = []
+        self.numbers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[Any]]] = {}
+        """By the names of terms and of those with durations: the indices of records, and their numbers in a row.
+
+        One list of numbers takes a third of the memory of the records, and of the time of a list for each column.
+        """
+        self.cosines: defaultdict[tuple[str, ...], tuple[list[int], list[Any]]] = defaultdict(lambda: ([], []))
+        """By the names of rows and columns: the indices of records, and their matrices."""
+        self.terms: dict[str, None] = {}
+        """The names of terms, in the order of their first appearance."""
+        self.errors: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self.reasons: dict[str, str] = {}
         """Why terms have no gradient."""
         self.inputs: dict[str, dict[str, None]] = {}
         """What the gradients of terms are measured with respect to."""
-        self.unreadable: list[int] = []
+        self.evaluations: list[tuple[int, LossRecord]] = []
+        """The number of step records before each evaluation, and its record."""
+        self.events: list[Event] = []
         self.started: str | None = None
-        self.torn = False
 
-    def read(self, folder: Path) -> RunLog:
-        *complete, rest = self.lines
-        self.unreadable = [at for at, line in enumerate(complete, 1) if line and not self._add(line)]
-        self.torn = bool(rest) and not self._add(rest)
-        config = _config(folder)
-        # Every step record has a step.
-        steps = self.columns.numbers("step")[1].astype(np.int64)
-        taken = _Taken(self.columns, steps)
-        names = _in_order(self.columns.terms, config)
-        return RunLog(
-            name=folder.resolve().name,
-            steps=steps[taken.kept],
-            total=taken.series("loss_total"),
-            grad_norm=taken.series("total_grad_norm"),
-            seconds=taken.series("seconds"),
-            tokens=taken.series("tokens"),
-            learning_rate=taken.series("learning_rate"),
-            terms={name: taken.term(name, self.reasons.get(name), self.inputs.get(name, {})) for name in names},
-            cosines=taken.cosines(names, self.inputs),
-            evaluations=self._evaluated(steps, names),
-            events=self.events,
-            config=config,
-            started=self.started,
-            torn=self.torn,
-            unreadable=self.unreadable,
-            folder=str(folder),
-        )
-
-    def _add(self, line: str) -> bool:
+    def add(self, line: str) -> bool:
         """Add a line of any kind; returns False if it cannot be read."""
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = self._parse(line)
+        except ValueError:
             return False
-        if not isinstance(record, dict) or "kind" not in record:
-            return False
-        entry = cast("dict[str, Any]", record)
-        if entry["kind"] not in _KINDS:
-            # Written by a later version.
+        if record is None:
             return True
-        step = entry.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _STEPS:
-            return False
-        if entry["kind"] == "event":
-            self.events.append(Event(step, str(entry.get("event", "")), str(entry.get("message", ""))))
-            return True
-        if not _is_loss(entry.get("loss")):
-            return False
-        if entry["kind"] == "eval":
-            self.evaluations.append((self.columns.count, entry))
-            return True
-        if self.columns.count == 0 and isinstance(entry.get("time"), str):
-            self.started = entry["time"]
-        parts = parts_of(entry["loss"])
+        if record["kind"] == "event":
+            self.events.append(Event(record["step"], str(record.get("event", "")), str(record.get("message", ""))))
+        elif record["kind"] == "eval":
+            self.evaluations.append((len(self.steps), record))
+        else:
+            self._add_step(record)
+        return True
+
+    def _add_step(self, record: "LossRecord") -> None:
+        index, loss, durations = len(self.steps), record["loss"], record.get("durations", {})
+        if index == 0 and isinstance(record.get("time"), str):
+            self.started = record.get("time")
+        parts = _parts(loss)
+        layout = tuple(parts), tuple(durations)
+        if layout not in self.numbers:
+            self.terms.update(dict.fromkeys(parts))
+            self.numbers[layout] = [], []
+        indices, numbers = self.numbers[layout]
+        indices.append(index)
+        numbers += [record.get(what) for what in _OF_RUN]
+        numbers += [loss.get(what) for what in _OF_LOSS]
+        numbers += [part.get(what) for part in parts.values() for what in _OF_PART]
+        numbers += durations.values()
         for name, part in parts.items():
             if "grad_error" in part:
                 self.reasons[name] = str(part["grad_error"])
-            if isinstance(part.get("grad_norms"), dict):
-                self.inputs.setdefault(name, {}).update(dict.fromkeys(part["grad_norms"]))
-        self.columns.add(entry, parts)
-        return True
+            if isinstance(norms := part.get("grad_norms"), dict):
+                self.inputs.setdefault(name, {}).update(dict.fromkeys(cast("dict[str, Any]", norms)))
+        for name, message in record.get("errors", {}).items():
+            if isinstance(message, str):
+                self.terms[name] = None
+                self.errors[name].append((index, message))
+        if "cosines" in loss:
+            indices, matrices = self.cosines[tuple(parts)]
+            indices.append(index)
+            matrices.append(loss["cosines"])
+        self.steps.append(record["step"])
 
-    def _evaluated(self, steps: Ints, names: Sequence[str]) -> Evaluations:
-        found: dict[int, Mapping[str, Any]] = {}
-        for before, entry in self.evaluations:
-            # If the run repeated earlier steps after this evaluation, the evaluation was or will be repeated too.
-            if not np.any(steps[before:] < entry["step"]):
-                found[entry["step"]] = entry["loss"]
-        ordered = sorted(found.items())
-        contributions = {name: _series([(step, _contribution(loss, name)) for step, loss in ordered]) for name in names}
-        return Evaluations(
-            _series([(step, number(loss["loss_total"])) for step, loss in ordered]),
-            {name: series for name, series in contributions.items() if len(series)},
-        )
+    def columns(self) -> dict[tuple[str, str], list[tuple[list[int], list[Any]]]]:
+        """By quantity and term: the values of the records that may have one, in one or several blocks."""
+        found: defaultdict[tuple[str, str], list[tuple[list[int], list[Any]]]] = defaultdict(list)
+        for (terms, timed), (indices, numbers) in self.numbers.items():
+            keys = [(what, "") for what in (*_OF_RUN, *_OF_LOSS)]
+            keys += [(what, name) for name in terms for what in _OF_PART]
+            keys += [("duration", name) for name in timed]
+            for column, key in enumerate(keys):
+                found[key].append((indices, numbers[column :: len(keys)]))
+        return found
 
 
 class _Taken:
-    """The columns of the steps that count: those that the run did not repeat later."""
+    """The steps of a log that count: those that the run did not repeat later."""
 
-    def __init__(self, columns: Columns, steps: Ints) -> None:
-        self.columns = columns
-        self.steps = steps
-        later = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.iinfo(np.int64).max)
-        self.kept = np.flatnonzero(steps < later[: len(steps)])
-        self.counts = np.zeros(len(steps), bool)
-        self.counts[self.kept] = True
+    def __init__(self, log: _Log) -> None:
+        self._log = log
+        self._columns = log.columns()
+        self.steps: Ints = np.array(log.steps, np.int64)
+        later = np.append(np.minimum.accumulate(self.steps[::-1])[::-1][1:], np.iinfo(np.int64).max)
+        self.counts = self.steps < later[: len(self.steps)]
 
     def series(self, what: str, term: str = "") -> Series:
-        indices, values = self.columns.numbers(what, term)
-        counts = self.counts[indices]
-        return Series(self.steps[indices[counts]], values[counts])
+        """The numbers of a quantity."""
+        blocks = self._columns.get((what, term), [])
+        return self._joined([_series(indices, values) for indices, values in blocks])
 
-    def term(self, name: str, reason: str | None, inputs: Mapping[str, None]) -> TermLog:
-        value, grad_norm = self.series("value", name), self.series("grad_norm", name)
+    def _joined(self, blocks: Sequence[Series]) -> Series:
+        """One series from parts that have the indices of records instead of steps."""
+        if not blocks:
+            return EMPTY
+        indices = np.concatenate([block.steps for block in blocks])
+        values = np.concatenate([block.values for block in blocks])
+        order = np.argsort(indices, kind="stable")
+        order = order[self.counts[indices[order]]]
+        return Series(self.steps[indices[order]], values[order])
+
+    def term(self, name: str) -> TermLog:
+        log, value, grad_norm = self._log, self.series("value", name), self.series("grad_norm", name)
         weight = Series(value.steps, np.ones(len(value))) if name == BASE else self.series("weight", name)
         return TermLog(
             name=name,
@@ -165,33 +194,65 @@ class _Taken:
             pull=_times(grad_norm, Series(weight.steps, np.abs(weight.values))),
             duration=self.series("duration", name),
             failures=[
-                Failure(int(self.steps[index]), message)
-                for index, message in sorted(self.columns.errors.get(name, ()))
-                if self.counts[index]
+                Failure(int(self.steps[index]), message) for index, message in log.errors[name] if self.counts[index]
             ],
-            grad_error=reason,
-            inputs=tuple(inputs),
+            grad_error=log.reasons.get(name),
+            inputs=tuple(log.inputs.get(name, ())),
         )
 
-    def cosines(self, names: Sequence[str], inputs: Mapping[str, Mapping[str, None]]) -> dict[tuple[str, str], Series]:
+    def cosines(self, names: Sequence[str]) -> dict[tuple[str, str], Series]:
         """By pair. Terms with no input in common have no cosine, though the log says 0."""
-        found: dict[tuple[str, str], list[tuple[Ints, Floats]]] = {}
+        found: dict[tuple[str, str], list[Series]] = {}
         rank = {name: index for index, name in enumerate(names)}
-        for present, (indices, found_matrices) in self.columns.cosines.items():
-            matrices = _matrices(found_matrices, len(present))
-            kept = self.counts[indices] & ~np.isnan(matrices).all(axis=(1, 2))
+        for present, (indices, matrices) in self._log.cosines.items():
+            array = _matrices(matrices, len(present))
             for i, first in enumerate(present):
                 for j, second in enumerate(present[:i]):
                     pair = (first, second) if rank[first] < rank[second] else (second, first)
-                    found.setdefault(pair, []).append((np.array(indices)[kept], matrices[kept, i, j]))
-        apart = [pair for pair in found if _disjoint(inputs, *pair)]
+                    found.setdefault(pair, []).append(Series(np.array(indices), array[:, i, j]))
+        apart = [pair for pair in found if _disjoint(self._log.inputs, *pair)]
         ordered = sorted(found.keys() - apart, key=lambda pair: (rank[pair[0]], rank[pair[1]]))
-        return {pair: self._joined(found[pair]) for pair in ordered}
+        return {pair: self._joined(found[pair]).finite for pair in ordered}
 
-    def _joined(self, blocks: Sequence[tuple[Ints, Floats]]) -> Series:
-        indices = np.concatenate([indices for indices, _ in blocks])
-        order = np.argsort(indices, kind="stable")
-        return Series(self.steps[indices[order]], np.concatenate([values for _, values in blocks])[order]).finite
+
+def number(found: Any) -> float | None:
+    """A number from a log, in which NaN and infinity are strings; None for anything else."""
+    if isinstance(found, str):
+        return float(found) if found in ("NaN", "Infinity", "-Infinity") else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    # Converted through text, an integer of 400 digits becomes infinite instead of raising.
+    return float(found) if isinstance(found, float) or abs(found) < 2**53 else float(str(found))
+
+
+def _series(steps: Sequence[int], found: Sequence[Any]) -> Series:
+    """The numbers among these values, one for each step."""
+    at = np.array(steps, np.int64)
+    if set(map(type, found)) == {float}:
+        return Series(at, np.array(found, np.float64))
+    values = [number(value) for value in found]
+    there = np.array([value is not None for value in values], bool)
+    return Series(at[there], np.array([value for value in values if value is not None], np.float64))
+
+
+def _evaluations(found: "Sequence[tuple[int, LossRecord]]", steps: Ints, names: Sequence[str]) -> Evaluations:
+    # If the run repeated earlier steps after an evaluation, the evaluation was or will be repeated too.
+    losses = {one["step"]: one["loss"] for before, one in found if not np.any(steps[before:] < one["step"])}
+    at = sorted(losses)
+    contributions = {name: _series(at, [_contribution(losses[step], name) for step in at]) for name in names}
+    return Evaluations(
+        _series(at, [losses[step]["loss_total"] for step in at]),
+        {name: series for name, series in contributions.items() if len(series)},
+    )
+
+
+def _contribution(loss: "Loss", name: str) -> Any:
+    return _parts(loss).get(name, {}).get("value" if name == BASE else "contribution")
+
+
+def _parts(loss: "Loss") -> "dict[str, Part]":
+    """The base loss, if there is one, then the terms by name: the order of the cosine matrix."""
+    return {**({BASE: loss["base_loss"]} if "base_loss" in loss else {}), **loss.get("regularizers", {})}
 
 
 def _disjoint(inputs: Mapping[str, Mapping[str, None]], first: str, second: str) -> bool:
@@ -225,25 +286,6 @@ def _at(series: Series, steps: Ints) -> Floats:
     inside[inside] = series.steps[indices[inside]] == steps[inside]
     values[inside] = series.values[indices[inside]]
     return values
-
-
-def _series(pairs: Sequence[tuple[int, float | None]]) -> Series:
-    there = [(step, value) for step, value in pairs if value is not None]
-    return Series(np.array([step for step, _ in there], np.int64), np.array([value for _, value in there], np.float64))
-
-
-def _is_loss(loss: Any) -> bool:
-    """Whether this is the output of a pipeline, as `to_dict` returns it."""
-    if not isinstance(loss, dict) or "loss_total" not in loss:
-        return False
-    whole = cast("dict[str, Any]", loss)
-    terms = whole.get("regularizers", {})
-    parts = cast("list[Any]", [whole.get("base_loss", {}), *(terms.values() if isinstance(terms, dict) else [None])])
-    return all(isinstance(part, dict) for part in parts)
-
-
-def _contribution(loss: Mapping[str, Any], name: str) -> float | None:
-    return number(parts_of(loss).get(name, {}).get("value" if name == BASE else "contribution"))
 
 
 def _config(folder: Path) -> dict[str, Any] | None:

@@ -1,0 +1,69 @@
+"""The lines of a log, as far as a report reads them; the rest of a line is not even converted."""
+
+from typing import Annotated, Any, Final, Literal, Required
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+__all__ = ["EventRecord", "Loss", "LossRecord", "Part", "parse"]
+
+_Step = Annotated[int, Field(strict=True, ge=0, lt=10**15)]
+"""A step; the bound is more than any run takes."""
+
+
+class Part(TypedDict, total=False):
+    """The base loss or a term."""
+
+    value: Any
+    weight: Any
+    contribution: Any
+    grad_norm: Any
+    grad_norms: Any
+    grad_error: Any
+
+
+class Loss(TypedDict, total=False):
+    """The output of a pipeline, as its `to_dict` returns it."""
+
+    loss_total: Required[Any]
+    total_grad_norm: Any
+    base_loss: Part
+    regularizers: dict[str, Part]
+    cosines: Any
+
+
+class LossRecord(TypedDict, total=False):
+    """A step, or an evaluation."""
+
+    kind: Required[Literal["step", "eval"]]
+    step: Required[_Step]
+    loss: Required[Loss]
+    time: Any
+    seconds: Any
+    tokens: Any
+    learning_rate: Any
+    durations: dict[str, Any]
+    errors: dict[str, Any]
+
+
+class EventRecord(TypedDict, total=False):
+    """Something that happened to the run."""
+
+    kind: Required[Literal["event"]]
+    step: Required[_Step]
+    event: Any
+    message: Any
+
+
+# Takes a quarter of the time of the standard library's parser, and checks the line too.
+_RECORD: Final = TypeAdapter[LossRecord | EventRecord](Annotated[LossRecord | EventRecord, Field(discriminator="kind")])
+
+
+def parse(line: str) -> LossRecord | EventRecord | None:
+    """The record in a line; None if it is of a kind that a later version writes. Anything else is a `ValueError`."""
+    try:
+        return _RECORD.validate_json(line)
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "union_tag_invalid":
+            return None
+        raise
