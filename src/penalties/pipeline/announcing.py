@@ -5,13 +5,16 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import GradientError
 from ..telemetry import events
 from .evaluation import Evaluation
 from .output import LossOutput
 from .plan import Job
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
 
 __all__ = ["Announcer", "Started", "numbered"]
 
@@ -52,7 +55,7 @@ class Announcer:
         self.running: str | None = None
         """The term that is being evaluated, or that failed."""
 
-    def start(self, pipeline: str | None, term_count: int, step: Any, *, gradients: bool) -> None:
+    def start(self, pipeline: "Pipeline", step: Any, *, gradients: bool) -> None:
         """The call begins."""
         if not self.heard:
             return
@@ -62,8 +65,8 @@ class Announcer:
         _outer.set(None)
         self.metadata: dict[str, Any] = {
             "call": next(_calls) if number is None else number,
-            "pipeline": pipeline,
-            "term_count": term_count,
+            "pipeline": pipeline.name,
+            "term_count": sum(term.enabled for term in pipeline.terms),
             "step": step,
             "track_grad_norms": gradients,
         }

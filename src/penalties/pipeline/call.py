@@ -55,8 +55,7 @@ def run_call(
     if state is not None and not isinstance(cast("object", state), Mapping):
         raise OptionError("pipeline", "state", state, "None, or the state of an output, as out.state")
     announcer = Announcer(traced=inputs.traced or _is_transformed(inputs))
-    count = sum(term.enabled for term in pipeline.terms)
-    announcer.start(pipeline.name, count, step, gradients=gradients is not None)
+    announcer.start(pipeline, step, gradients=gradients is not None)
     try:
         jobs = _jobs(pipeline, inputs, check_weights(pipeline.names, weights), step, state or {})
         transformed = inputs.traced or (inputs.ops is not None and inputs.ops.tracing(inputs.like))
@@ -69,11 +68,9 @@ def run_call(
         combination = Combination(jobs, inputs, targets, hold=hold, keep=keep)
         context = CallContext(inputs, targets, step, announcer)
         states, failure = runner(plan_of(jobs, inputs, targets, hold=hold), context, combination)
-        # A term that rests, or is skipped, keeps its state.
-        known = {term.name for term in pipeline.all_terms}
-        kept = {name: part for name, part in (state or {}).items() if name in known}
         output = combination.output(
-            state={**kept, **states},
+            # A term that rests, or is skipped, keeps its state.
+            state={**_known(pipeline, state), **states} if state else states,
             has_base=len(jobs) > 0 and jobs[0].term is pipeline.base,
             cosines=gradients is not None and gradients.cosines,
             record=record,
@@ -158,6 +155,12 @@ def _jobs(
     return jobs
 
 
+def _known(pipeline: "Pipeline", state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of terms that the pipeline has."""
+    names = {term.name for term in pipeline.all_terms}
+    return {name: part for name, part in state.items() if name in names}
+
+
 def _needs_step(term: Term) -> bool:
     inner = getattr(term.fn, "term", None)
     return term.needs_step or (isinstance(inner, Term) and _needs_step(inner))
@@ -183,10 +186,12 @@ def _is_transformed(inputs: CallInputs) -> bool:
 
 def _checked_step(step: Any) -> Any:
     """The step as a whole number, or as the 0-d array of PyTorch or JAX that it is."""
+    if step is None:
+        return None
     ops = owner(step)
     if ops is not None and ops.LIBRARY == "NumPy" and step.dtype.kind in "iu" and not step.shape:
         step, ops = int(step), None
-    if step is None or (ops is not None and ops.LIBRARY != "NumPy" and not len(step.shape)):
+    if ops is not None and ops.LIBRARY != "NumPy" and not len(step.shape):
         return step
     if ops is None and is_whole(step) and step >= 0:
         return step

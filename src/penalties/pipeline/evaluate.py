@@ -10,7 +10,7 @@ from ..errors import GradientError, InputError, TermError, said
 from .chunks import in_chunks
 from .evaluation import Evaluation
 from .inputs import CallInputs
-from .plan import Fused, Group
+from .plan import Fused, Group, Job
 from .returned import evaluation_of
 from .targets import Targets
 from .term import Term
@@ -39,7 +39,7 @@ def evaluate(
     start = 0.0 if inputs.traced else time.perf_counter()
     combined = None
     if group.fused is not None and targets is not None:
-        evaluations, combined = _by_kernel(group.fused, targets, coefficients or [1.0] * len(group.jobs))
+        evaluations, combined = _by_kernel(group.fused, group.jobs, targets, coefficients or [1.0] * len(group.jobs))
     else:
         (job,) = group.jobs
         if targets is None:
@@ -123,7 +123,7 @@ def differentiate(
     """
     if not term.differentiable:
         return compute(term, inputs, step, state)
-    indices = _read_by(term, inputs, targets)
+    indices = targets.read_by(term)
     if not indices:
         evaluation = compute(term, inputs, step, state)
         evaluation.gradient, evaluation.grad_error = None, f"it does not read {', '.join(targets.nests)}"
@@ -138,15 +138,18 @@ def differentiate(
             )
         return targets.measured(evaluation, targets.leaves_of(inputs.keyed(evaluation.gradient)))
     kept: list[Evaluation] = []
+    points = targets.points if len(indices) == len(targets.points) else [targets.points[index] for index in indices]
 
     def value_of(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
-        evaluation = compute(term, inputs.replaced(targets.replacements(indices, leaves)), step, state)
+        # A transform replaces the points by its own.
+        at = targets.inputs if leaves is points else targets.inputs_at(indices, leaves)
+        evaluation = compute(term, at, step, state)
         kept.append(evaluation)
         # JAX and torch.func must return further arrays together with the value, or they would be tracers.
-        return evaluation.value, list(trees.arrays(_further(evaluation)))
+        further = _further(evaluation)
+        return evaluation.value, [] if further is None else list(trees.arrays(further))
 
     try:
-        points = [targets.leaves[index] for index in indices]
         value, further, gradients = ops.value_and_gradients(value_of, points, weight)
     except (TermError, InputError):
         raise
@@ -157,14 +160,14 @@ def differentiate(
     if further:
         refill = iter(further)
         evaluation.metrics, evaluation.state = trees.map_arrays(lambda _: next(refill), _further(evaluation))
-    spread: list[Any] = [None] * len(targets.leaves)
-    for index, gradient in zip(indices, gradients, strict=True):
-        spread[index] = gradient
     if all(gradient is None for gradient in gradients):
         names = ", ".join(dict.fromkeys(targets.names[index] for index in indices))
         reason = f"its value does not depend on {names} by operations that {ops.LIBRARY} can differentiate"
         evaluation.grad_error = reason
         return evaluation
+    spread: list[Any] = [None] * len(targets.leaves)
+    for index, gradient in zip(indices, gradients, strict=True):
+        spread[index] = gradient
     return targets.measured(evaluation, spread)
 
 
@@ -174,8 +177,12 @@ def _further(evaluation: Evaluation) -> Any:
     return None if nothing else (evaluation.metrics, evaluation.state)
 
 
-def _by_kernel(fused: Fused, targets: Targets, coefficients: Sequence[float]) -> tuple[list[Evaluation], list[Any]]:
-    values, norms, gradient = fused.kernel(targets.leaves[fused.leaf], fused.forms, fused.means, coefficients)
+def _by_kernel(
+    fused: Fused, jobs: Sequence[Job], targets: Targets, coefficients: Sequence[float]
+) -> tuple[list[Evaluation], list[Any]]:
+    forms = [job.term.closed_form for job in jobs if job.term.closed_form is not None]
+    means = [job.term.reduction == "mean" for job in jobs]
+    values, norms, gradient = fused.kernel(targets.leaves[fused.leaf], forms, means, coefficients)
     name = targets.names[fused.leaf]
     several = len(targets.nests) > 1
     evaluations = [
@@ -185,16 +192,3 @@ def _by_kernel(fused: Fused, targets: Targets, coefficients: Sequence[float]) ->
     combined: list[Any] = [None] * len(targets.leaves)
     combined[fused.leaf] = gradient
     return evaluations, combined
-
-
-def _read_by(term: Term, inputs: CallInputs, targets: Targets) -> list[int]:
-    """The indices of the targets' leaves that a term reads."""
-    names = term.inputs.values()
-    for target in targets.nests:
-        for name in names if "." in target else ():
-            if inputs.lies_in(target, name) and not inputs.lies_in(name, target):
-                raise InputError(
-                    f'{term.name}: reads all of "{name}", and wrt names only "{target}" in it; expected wrt="{name}"'
-                )
-    read = [target for target in targets.nests if any(inputs.lies_in(name, target) for name in names)]
-    return [index for index, target in enumerate(targets.names) if target in read]

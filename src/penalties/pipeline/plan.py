@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .. import kernels
-from ..functional.penalty import Elementwise, facts_of
+from ..functional.penalty import facts_of
 from .inputs import CallInputs
 from .table import table
 from .targets import Targets
@@ -35,10 +35,6 @@ class Fused(NamedTuple):
     kernel: kernels.ElementwiseKernel
     leaf: int
     """The index of the one leaf that all of them read, among those of the targets."""
-    forms: tuple[Elementwise, ...]
-    """What each term is, element by element."""
-    means: tuple[bool, ...]
-    """Whether each is a mean over the elements rather than their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +79,50 @@ def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *,
 
     `hold` says that the gradient of each term is needed by itself, which a kernel does not write.
     """
+    if targets is None:
+        return _apart(jobs, "by itself: no gradients are requested")
+    if hold:
+        return _apart(jobs, "by itself: its gradient is held for cosines, or kept")
+    if inputs.traced or targets.ops.tracing(targets.leaves[0]):
+        return _apart(jobs, "by itself: a compiler or a transform traces the call")
     groups: list[Group] = []
+    # By leaf: the kernel or why there is none, and the index of the group that reads it.
+    known: dict[int, kernels.ElementwiseKernel | str] = {}
     fused: dict[int, int] = {}
     for job in jobs:
-        found = _closed_form(job, inputs, targets, hold=hold)
-        if isinstance(found, str):
-            groups.append(Group((job,), found))
+        leaf = _leaf_of(job, inputs, targets)
+        if isinstance(leaf, str):
+            groups.append(Group((job,), leaf))
             continue
-        leaf, name, form, mean, kernel = found
+        if leaf not in known:
+            known[leaf] = kernels.elementwise_kernel(targets.leaves[leaf])
+        kernel = known[leaf]
+        if isinstance(kernel, str):
+            groups.append(Group((job,), kernel))
+            continue
         if leaf not in fused:
             fused[leaf] = len(groups)
-            reason = f"one sweep over {name} by a kernel for element-wise penalties"
-            groups.append(Group((), reason, Fused(kernel, leaf, (), ())))
+            reason = f"one sweep over {targets.names[leaf]} by a kernel for element-wise penalties"
+            groups.append(Group((), reason, Fused(kernel, leaf)))
         group = groups[fused[leaf]]
-        assert group.fused is not None, "made above"
-        together = group.fused._replace(forms=(*group.fused.forms, form), means=(*group.fused.means, mean))
-        groups[fused[leaf]] = Group((*group.jobs, job), group.reason, together)
+        groups[fused[leaf]] = Group((*group.jobs, job), group.reason, group.fused)
     return Plan(tuple(groups))
 
 
-def _closed_form(
-    job: Job, inputs: CallInputs, targets: Targets | None, *, hold: bool
-) -> tuple[int, str, Elementwise, bool, kernels.ElementwiseKernel] | str:
-    """The leaf that a kernel reads for this term, what the term is there, and the kernel; or why it has none."""
+def _apart(jobs: Sequence[Job], reason: str) -> Plan:
+    return Plan(tuple([Group((job,), reason) for job in jobs]))
+
+
+def _leaf_of(job: Job, inputs: CallInputs, targets: Targets) -> int | str:
+    """The index of the leaf that a kernel could read for this term; or why none can."""
     term = job.term
-    if targets is None:
-        return "by itself: no gradients are requested"
     if term.runs != "inline" or term.asynchronous:
         return f'by itself: runs="{"async" if term.asynchronous else term.runs}"'
-    facts = facts_of(term.fn)
-    if facts is None:
-        return "by itself: your own function"
-    if inputs.traced or targets.ops.tracing(targets.leaves[0]):
-        return "by itself: a compiler or a transform traces the call"
+    if term.closed_form is None or not term.differentiable or term.chunk is not None:
+        own = facts_of(term.fn) is None
+        return f"by itself: {'your own function' if own else 'no kernel computes this penalty with these options'}"
     if term.on_error == "skip":
         return "by itself: it may be skipped, and a kernel adds up the gradients of all its terms"
-    form = facts.closed_form(term.options)
-    reduction = facts.options(term.options).get("reduction")
-    if form is None or reduction not in ("sum", "mean") or not term.differentiable or term.chunk is not None:
-        return "by itself: no kernel computes this penalty with these options"
-    if hold:
-        return "by itself: its gradient is held for cosines, or kept"
     if not isinstance(job.weight, int | float):
         return "by itself: its weight is an array"
     if job.due is not True:
@@ -132,7 +131,4 @@ def _closed_form(
     leaves = [index for index, target in enumerate(targets.names) if inputs.same(name, target)]
     if len(leaves) != 1 or targets.leaves[leaves[0]] is not inputs.find(term.name, name):
         return "by itself: its input is not a single array that gradients are taken at"
-    kernel = kernels.elementwise_kernel(targets.leaves[leaves[0]])
-    return (
-        kernel if isinstance(kernel, str) else (leaves[0], targets.names[leaves[0]], form, reduction == "mean", kernel)
-    )
+    return leaves[0]

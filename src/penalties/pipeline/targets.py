@@ -9,12 +9,13 @@ from ..backends import Backend, owner
 from ..errors import BackendError, GradientError, InputError
 from ..functional.nests import Nest, flatten
 from .evaluation import Evaluation
-from .inputs import CallInputs
+from .inputs import CallInputs, reads
+from .term import Term
 
 __all__ = ["Targets"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Targets:
     """The leaves of some inputs that a gradient is taken at, and where they are in their inputs."""
 
@@ -27,6 +28,12 @@ class Targets:
     nests: Mapping[str, Nest]
     wholes: Mapping[str, Any]
     """The inputs themselves."""
+    points: Sequence[Any]
+    """What stands in for each leaf while terms are evaluated: there the graph of a term ends."""
+    inputs: CallInputs
+    """The inputs of the call with the points in place."""
+    plain: bool
+    """Whether every target is a single array."""
 
     @classmethod
     def of(cls, function: str, inputs: CallInputs, wrt: Sequence[str], *, requested: bool = True) -> "Targets":
@@ -61,18 +68,39 @@ class Targets:
             names += [name] * len(chosen)
             positions += chosen
             leaves += [nest.leaves[i] for i in chosen]
-        return cls(ops, names, leaves, positions, nests, wholes)
+        points = ops.points(leaves)
+        plain = all(nest.structure is None for nest in nests.values())
+        targets = cls(ops, names, leaves, positions, nests, wholes, points, inputs, plain)
+        targets.inputs = targets.inputs_at(range(len(points)), points)
+        return targets
 
-    def replacements(self, indices: Sequence[int], leaves: Sequence[Any]) -> dict[str, Any]:
-        """The inputs that change when these leaves stand at these indices."""
+    def inputs_at(self, indices: Sequence[int], leaves: Sequence[Any]) -> CallInputs:
+        """The inputs of the call with these leaves at these indices."""
         changed: dict[str, list[Any]] = {}
         for index, leaf in zip(indices, leaves, strict=True):
             name = self.names[index]
             changed.setdefault(name, list(self.nests[name].leaves))[self.positions[index]] = leaf
-        return {name: self.nests[name].rebuild(parts) for name, parts in changed.items()}
+        return self.inputs.replaced({name: self.nests[name].rebuild(parts) for name, parts in changed.items()})
+
+    def read_by(self, term: Term) -> Sequence[int]:
+        """The indices of the leaves that a term reads."""
+        if self.inputs.alone:
+            return range(len(self.leaves))
+        names = term.inputs.values()
+        for target in self.nests:
+            for name in names if "." in target else ():
+                if reads(target, name) and not reads(name, target):
+                    raise InputError(
+                        f'{term.name}: reads all of "{name}", and wrt names only "{target}" in it; '
+                        f'expected wrt="{name}"'
+                    )
+        read = {target for target in self.nests for name in names if reads(name, target)}
+        return [index for index, target in enumerate(self.names) if target in read]
 
     def structured(self, gradients: Sequence[Any]) -> dict[str, Any]:
         """`{input: gradient}` with the structure of each input, and None where a leaf has none."""
+        if self.plain:
+            return dict(zip(self.names, gradients, strict=True))
         parts: dict[str, list[Any]] = {name: [None] * len(nest.leaves) for name, nest in self.nests.items()}
         for name, position, gradient in zip(self.names, self.positions, gradients, strict=True):
             parts[name][position] = gradient
@@ -80,6 +108,8 @@ class Targets:
 
     def leaves_of(self, gradient: Mapping[str, Any]) -> list[Any]:
         """The gradient at each leaf, from `{input: gradient}`."""
+        if self.plain:
+            return [gradient.get(name) for name in self.names]
         parts = {name: trees.pair(whole, gradient.get(name)) for name, whole in self.wholes.items()}
         return [parts[name][position] for name, position in zip(self.names, self.positions, strict=True)]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from ..backends import owner
 from ..errors import InputError, OptionError
 from ..functional.options import check_choice, check_count, check_flag, check_number
-from ..functional.penalty import facts_of
+from ..functional.penalty import Elementwise, Facts, facts_of
 from .binding import CALL_ARGUMENTS, Bound, Enclosing, Inputs, Regularizer, bind
 from .catalogue import find
 from .kinds import compiling, is_mapping, is_row
@@ -79,6 +79,8 @@ class Term(Bound):
     """Whether an executor may run it again after its worker was lost."""
     chunk: int | None
     """The number of rows that are computed at a time; None takes all at once."""
+    closed_form: Elementwise | None
+    """What a penalty sums or averages over all elements, where a kernel can compute that."""
 
     def __init__(
         self,
@@ -129,12 +131,14 @@ class Term(Bound):
         for slot in _BOUND:
             put(slot, getattr(bound, slot))
         put("fn", self.call if isinstance(fn, Enclosing) else fn)
-        self._check_values()
-        self._check_chunk()
+        facts = facts_of(fn)
+        self._check_values(facts)
+        self._check_chunk(facts)
+        summed = facts is not None and self.reduction in ("sum", "mean")
+        put("closed_form", facts.closed_form(self.options) if facts is not None and summed else None)
 
-    def _check_values(self) -> None:
+    def _check_values(self, facts: Facts | None) -> None:
         """Raise for a value that an option of a penalty cannot take, by trying it on the penalty's example."""
-        facts = facts_of(self.fn)
         if facts is None or facts.needs_gradient or compiling():
             return
         plain = {option: value for option, value in self.options.items() if isinstance(value, str | int | float)}
@@ -143,10 +147,9 @@ class Term(Bound):
         except OptionError as error:
             raise OptionError(self.name, error.option, error.value, error.expected) from None
 
-    def _check_chunk(self) -> None:
+    def _check_chunk(self, facts: Facts | None) -> None:
         if self.chunk is None:
             return
-        facts = facts_of(self.fn)
         if isinstance(self.fn, Enclosing):
             expected = "None here: give chunk= to the term inside"
         elif facts is not None and not facts.rows:

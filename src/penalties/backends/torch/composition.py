@@ -1,6 +1,7 @@
 """What composition needs of PyTorch tensors: gradients of several terms, their sum, and numbers to read."""
 
 import builtins
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ __all__ = [
     "differentiable",
     "gram",
     "norm",
+    "points",
     "read",
     "separate",
     "stitch",
@@ -85,48 +87,60 @@ def read(arrays: Sequence["Tensor"]) -> list[Any]:
     return [piece.reshape(x.shape).tolist() for piece, x in zip(pieces, arrays, strict=True)]
 
 
+def points(leaves: Sequence["Tensor"]) -> Sequence["Tensor"]:
+    if tracing(leaves):
+        return leaves
+    with _recording():
+        return [_point(leaf) for leaf in leaves]
+
+
 def value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], weight: Any
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], points: Sequence["Tensor"], weight: Any
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
     if torch.compiler.is_compiling() or transformed():
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
-        pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
+        pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *points, has_aux=True)
         value, pull_back, arrays = pulled
-        scale = _scale(leaves, weight)
+        scale = _scale(points, weight)
         gradients = [_unscaled(g, scale) for g in pull_back(torch.full_like(value, scale))]
         return value, arrays, [g.detach() if torch.compiler.is_compiling() else g for g in gradients]
+    with _recording():
+        value, arrays = fn(points)
+        if not value.requires_grad:
+            return value, arrays, [None] * len(points)
+        half = builtins.any(point.element_size() < 4 for point in points)
+        # What the function took from elsewhere, as a parameter in its closure, needs the graph again. Without such its
+        # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of
+        # the value is the gradient that is known by then.
+        keep = half or _captures(value, points)
+        scale = _scale(points, weight) if half else 1.0
+        upstream = None if scale == 1.0 else torch.full_like(value, scale)
+        gradients: Any = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
+    return value if keep else value.detach(), arrays, [_unscaled(g, scale) for g in gradients] if half else gradients
+
+
+def _recording() -> contextlib.AbstractContextManager[Any]:
+    """Where gradients can be taken, even if the caller has turned them off."""
+    import torch
+
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        return _value_and_gradients(fn, leaves, weight)
-    with torch.inference_mode(False), torch.enable_grad():
-        return _value_and_gradients(fn, leaves, weight)
+        return _HERE
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
+    return stack
 
 
-def _value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], weight: Any
-) -> tuple["Tensor", list["Tensor"], list[Any]]:
+_HERE: Final = contextlib.nullcontext()
+
+
+def _scale(points: Sequence["Tensor"], weight: Any) -> float:
+    """What the gradient is taken times: the weight where a point is float16, whose range is small."""
     import torch
 
-    points = [_point(leaf) for leaf in leaves]
-    value, arrays = fn(points)
-    if not value.requires_grad:
-        return value, arrays, [None] * len(leaves)
-    # What the function took from elsewhere, as a parameter in its closure, needs the graph again. Without such its
-    # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of the
-    # value is the gradient that is known by then.
-    keep = _captures(value, points) or builtins.any(leaf.element_size() < 4 for leaf in leaves)
-    scale = _scale(leaves, weight)
-    upstream = None if scale == 1.0 else torch.full_like(value, scale)
-    gradients = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
-    return value if keep else value.detach(), arrays, [_unscaled(gradient, scale) for gradient in gradients]
-
-
-def _scale(leaves: Sequence["Tensor"], weight: Any) -> float:
-    """What the gradient is taken times: the weight where a leaf is float16, whose range is small."""
-    import torch
-
-    return gradient_scale(weight) if builtins.any(leaf.dtype is torch.float16 for leaf in leaves) else 1.0
+    return gradient_scale(weight) if builtins.any(point.dtype is torch.float16 for point in points) else 1.0
 
 
 def _unscaled(gradient: Any, scale: float) -> Any:
