@@ -47,11 +47,12 @@ class Announcer:
     A handler that is attached in the middle of a call hears of the next one.
     """
 
-    __slots__ = ("began", "heard", "metadata", "running")
+    __slots__ = ("began", "heard", "metadata", "running", "terms_heard")
 
     def __init__(self, *, traced: bool) -> None:
         """Nothing is announced yet."""
         self.heard: bool = not traced and len(events.handlers) > 0
+        self.terms_heard: bool = self.heard and events.are_heard("term.start", "term.stop", "term.exception")
         self.running: str | None = None
         """The term that is being evaluated, or that failed."""
 
@@ -93,9 +94,9 @@ class Announcer:
 
     def start_term(self, job: Job) -> Started | None:
         """A term begins; pass what this returns to `stop_term`."""
-        if not self.heard:
-            return None
         self.running = job.term.name
+        if not self.terms_heard:
+            return None
         metadata: dict[str, Any] = {
             "call": self.metadata["call"],
             "name": job.term.name,
@@ -109,6 +110,7 @@ class Announcer:
 
     def stop_term(self, started: Started | None, evaluation: Evaluation) -> None:
         """A term was evaluated, or failed."""
+        self.running = None
         if started is None:
             return
         if evaluation.error is not None:
@@ -121,7 +123,6 @@ class Announcer:
                 "grad_norm": evaluation.grad_norm,
             }
             events.emit("term.stop", measured, started.metadata)
-        self.running = None
 
     def fail_term(self, started: Started | None, error: BaseException) -> None:
         """A term raised this."""

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from ..errors import OptionError
 
-__all__ = ["EVENTS", "Attached", "Handler", "attach", "check_events", "detach", "emit", "handlers"]
+__all__ = ["EVENTS", "Attached", "Handler", "are_heard", "attach", "check_events", "detach", "emit", "handlers"]
 
 EVENTS: Final = (
     "custom_loss.start",
@@ -103,6 +103,11 @@ def detach(handler_id: str) -> bool:
         before = handlers
         handlers = tuple(attached for attached in before if attached.handler_id != handler_id)
         return len(handlers) < len(before)
+
+
+def are_heard(*names: str) -> bool:
+    """Whether a handler receives one of these events: one that nobody receives need not be built."""
+    return any(name in attached.events for attached in handlers for name in names)
 
 
 def emit(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:

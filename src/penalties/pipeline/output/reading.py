@@ -1,6 +1,5 @@
 """Reading the arrays of an output: all of them, in one transfer."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,14 +60,16 @@ def _parts(terms: "Sequence[TermOutput]") -> list[Any]:
 
 def _refilled(terms: "Sequence[TermOutput]", parts: Iterator[Any]) -> "list[TermOutput]":
     return [
-        dataclasses.replace(
-            term,
+        type(term)(
+            term.name,
             value=next(parts),
             weight=next(parts),
             grad_norm=next(parts),
-            grad_norms={key: next(parts) for key in term.grad_norms},
-            metrics={key: next(parts) for key in term.metrics},
-            gradient=None,
+            grad_error=term.grad_error,
+            grad_norms={key: next(parts) for key in term.grad_norms} if term.grad_norms else {},
+            metrics={key: next(parts) for key in term.metrics} if term.metrics else {},
+            duration=term.duration,
+            error=term.error,
         )
         for term in terms
     ]
