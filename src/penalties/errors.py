@@ -21,6 +21,7 @@ __all__ = [
     "WorkerLostError",
     "did_you_mean",
     "said",
+    "unknown_term",
 ]
 
 
@@ -263,6 +264,13 @@ def said(error: BaseException) -> str:
     except Exception:
         return type(error).__name__
     return f"{type(error).__name__}: {message}"
+
+
+def unknown_term(where: str, name: object, known: Sequence[str]) -> InputError:
+    """The error for the name of a term that is not there."""
+    there = ", ".join(f'"{term}"' for term in known) or "no term"
+    prefix = f"{where}: " if where else ""
+    return InputError(f'{prefix}no term is named "{name}"; expected one of: {there}{did_you_mean(name, known)}')
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

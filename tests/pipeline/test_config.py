@@ -95,6 +95,11 @@ def test_a_path_is_kept_as_it_was_given() -> None:
     assert pn.Pipeline.from_config(config).to_config() == config
 
 
+def test_a_wrapped_base_is_equal_after_a_round_trip() -> None:
+    pipeline = pn.Pipeline([pn.EMA(pn.Term("l1", name="size"))], base=pn.Normalized(pn.Term("l2")))
+    assert pn.Pipeline.from_config(pipeline.to_config()) == pipeline
+
+
 def test_names_and_learned_weights() -> None:
     assert pn.Pipeline.from_config([{"fn": "l1"}], name="objective").name == "objective"
     import torch

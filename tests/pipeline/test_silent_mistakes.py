@@ -165,3 +165,18 @@ def test_state_in_any_memory_order(tmp_path: Any) -> None:
     array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     pn.save_state({"l1": {"before": array}}, tmp_path / "state.safetensors")
     assert pn.load_state(tmp_path / "state.safetensors")["l1"]["before"].tolist() == array.tolist()
+
+
+def test_a_returned_gradient_under_a_path_reaches_the_nest_that_wrt_names(library: Any) -> None:
+    def squares(x: Any) -> pn.Evaluation:
+        return pn.Evaluation((x**2).sum(), gradient={"x": 2 * x})
+
+    pipeline = pn.Pipeline([pn.Term(squares, inputs="params.w")])
+    params = {"w": library.array([1.0, 2.0]), "b": library.array([3.0])}
+    gradient = pipeline.value_and_grad(params=params, wrt="params").gradient["params"]
+    assert [gradient[key].tolist() for key in ("w", "b")] == [[2.0, 4.0], [0.0]]
+
+
+def test_a_misspelt_term_is_answered_with_the_nearest() -> None:
+    with pytest.raises(pn.InputError, match=r'weights: no term is named "entropi".*; did you mean entropy\?'):
+        pn.Pipeline(["entropy"])(np.zeros((1, 1)), weights={"entropi": 1.0})

@@ -6,7 +6,6 @@ from typing import Any
 from .. import trees
 from ..backends import Backend, owner
 from ..pipeline.evaluation import Evaluation
-from ..pipeline.inputs import CallInputs
 from ..pipeline.targets import Targets
 from ..pipeline.term import Term
 
@@ -25,9 +24,7 @@ def wanted(term: Term, inputs: Mapping[str, Any], targets: Targets | None) -> tu
     )
 
 
-def delivered(
-    term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, targets: Targets | None, given: CallInputs
-) -> Evaluation:
+def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, targets: Targets | None) -> Evaluation:
     """The evaluation as the caller would have made it: its value on the caller's graph, its gradient at the targets."""
     value = _beside(evaluation.value, inputs)
     ops = owner(value)
@@ -44,7 +41,7 @@ def delivered(
     if ops.LIBRARY == "JAX" or any(id(leaf) not in known for leaf, _ in trained):
         # PyTorch's total is stitched as a whole, by the sum of gradients, where only targets are trained.
         home.value = _stitched(ops, value, trained)
-    leaves = _at_targets(pairs, targets, given)
+    leaves = targets.placed(pairs)
     if any(leaf is not None for leaf in leaves):
         return targets.measured(home, leaves)
     home.grad_error = evaluation.grad_error or f"it does not read {', '.join(targets.nests)}"
@@ -62,23 +59,6 @@ def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> l
                     part = ops.as_array(part, leaf)
                 pairs.append((name, leaf, ops.stop_gradient(part)))
     return pairs
-
-
-def _at_targets(pairs: Sequence[tuple[str, Any, Any]], targets: Targets, given: CallInputs) -> list[Any]:
-    """The gradient at each leaf of the targets. One array may be several inputs: each part goes to its own input."""
-    leaves: list[Any] = [None] * len(targets.leaves)
-    free: dict[str, dict[int, list[int]]] = {}
-    for name, leaf, part in pairs:
-        if name not in free:
-            free[name] = {}
-            for index, (target, at) in enumerate(zip(targets.names, targets.leaves, strict=True)):
-                if given.lies_in(name, target) or given.lies_in(target, name):
-                    free[name].setdefault(id(at), []).append(index)
-        indices = free[name].get(id(leaf))
-        if indices:
-            index = indices.pop(0)
-            leaves[index] = part if leaves[index] is None else leaves[index] + part
-    return leaves
 
 
 def _stitched(ops: Backend, value: Any, trained: Sequence[tuple[Any, Any]]) -> Any:

@@ -16,7 +16,7 @@ from ..functional.options import check_count, check_flag, check_number
 from ..pipeline import LossOutput, Pipeline
 from ..pipeline.awaitables import is_awaitable
 from ..pipeline.call import Gradients, check_wrt, inputs_of, run_call
-from ..pipeline.term import Term, Weight
+from ..pipeline.term import LONGEST_TIMEOUT, Term, Weight
 from .ambient import Modes
 from .pools.asynchronous import Async
 from .pools.threads import Threads
@@ -24,9 +24,6 @@ from .run import Run
 from .task import Pool, pool_of
 
 __all__ = ["Executor"]
-
-_LONGEST: Final = 300.0
-"""Seconds that a timeout may be."""
 
 
 class Executor:
@@ -56,9 +53,9 @@ class Executor:
         if max_workers is not None:
             check_count("Executor", "max_workers", max_workers, 1)
         check_flag("Executor", "sequential", sequential)
-        expected = f"seconds above 0 and up to {_LONGEST:g}"
+        expected = f"seconds above 0 and up to {LONGEST_TIMEOUT:g}"
         self.max_workers: int = max_workers or os.cpu_count() or 1
-        self.timeout: float = check_number("Executor", "timeout", timeout, expected, low=5e-324, high=_LONGEST)
+        self.timeout: float = check_number("Executor", "timeout", timeout, expected, low=5e-324, high=LONGEST_TIMEOUT)
         self.sequential: bool = bool(sequential)
         self._lock = threading.Lock()
         self._pools: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from ..pipeline.kinds import compiling
 from ..pipeline.output.reading import as_numbers
 from ..pipeline.plan import Group, Job, Plan
 from ..pipeline.runner import CallContext, evaluate_group, failed
+from ..pipeline.targets import requires_gradient
 from ..pipeline.term import Term
 from .ambient import Modes
 from .awaiting import close_here, wait_here
@@ -75,12 +76,12 @@ class Run:
                 at += tuple(
                     n
                     for n, value in read.items()
-                    if n not in at and (_requested(n, wrt) if gradients.wrt else _is_trained(value))
+                    if n not in at and (_requested(n, wrt) if gradients.wrt else requires_gradient(value))
                 )
             self.running[term.name] = self._start(term, read, at, step, state.get(term.name))
         for term in here:
             read = _read(term, CallInputs.of(there), step)
-            if not any(_requested(name, wrt) or _is_trained(given) for name, given in read.items()):
+            if not any(_requested(name, wrt) or requires_gradient(given) for name, given in read.items()):
                 self.early[term.name] = _evaluated_early(term, there, step, state.get(term.name))
 
     def __call__(
@@ -196,7 +197,7 @@ class Run:
     def _collected(self, job: Job, read: Mapping[str, Any], context: CallContext) -> Evaluation:
         try:
             found = self.running[job.term.name].result()
-            return _finite_or_failed(job, delivered(job.term, read, found, context.targets, context.inputs))
+            return _finite_or_failed(job, delivered(job.term, read, found, context.targets))
         except TermError as error:
             return failed(job, error)
 
@@ -253,13 +254,6 @@ def _read(term: Term, inputs: CallInputs, step: int | None) -> dict[str, Any]:
 
 def _requested(name: str, wrt: Sequence[str]) -> bool:
     return any(reads(name, one) or reads(one, name) for one in wrt)
-
-
-def _is_trained(nest: Any) -> bool:
-    """Whether a gradient may be wanted at an input: it requires one, or JAX follows it."""
-    return any(
-        (ops := owner(array)) is not None and ops.differentiable(array, requested=False) for array in trees.arrays(nest)
-    )
 
 
 def _root(name: str, inputs: Mapping[str, Any]) -> str:

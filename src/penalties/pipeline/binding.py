@@ -53,8 +53,8 @@ class Enclosing(ABC):
     """A callable around another term: it has that term's parameters, and follows the term that calls it."""
 
     @abstractmethod
-    def reading(self, parameters: Sequence[str], options: Mapping[str, Any]) -> "Enclosing":
-        """The same around a term that reads these parameters and has these options."""
+    def inside(self, name: str, parameters: Sequence[str], options: Mapping[str, Any]) -> "Enclosing":
+        """The same as part of a term of this name, that reads these parameters and has these options."""
         ...
 
 
@@ -135,7 +135,7 @@ def _bind_function(term: str, fn: Any, inputs: Inputs, options: Mapping[str, Any
             break
         order.append(p.name)
     order += [parameter for parameter in bound if parameter not in parameters]
-    call: Any = fn.reading(tuple(bound), options) if isinstance(fn, Enclosing) else fn
+    call: Any = fn.inside(term, tuple(bound), options) if isinstance(fn, Enclosing) else fn
     facts = facts_of(fn)
     drawn = options.get("seed", _default(parameters, "seed")) if facts is not None and facts.draws else None
     return Bound(

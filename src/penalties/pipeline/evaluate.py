@@ -136,7 +136,7 @@ def differentiate(
                 f"{term.name}: NumPy has no automatic differentiation; pass torch or JAX arrays, "
                 "or return Evaluation(value, gradient={input: array}) from the term"
             )
-        return targets.measured(evaluation, targets.leaves_of(inputs.keyed(evaluation.gradient)))
+        return targets.measured(evaluation, targets.placed(_returned(term, inputs, evaluation.gradient)))
     kept: list[Evaluation] = []
     points = targets.points if len(indices) == len(targets.points) else [targets.points[index] for index in indices]
 
@@ -169,6 +169,16 @@ def differentiate(
     for index, gradient in zip(indices, gradients, strict=True):
         spread[index] = gradient
     return targets.measured(evaluation, spread)
+
+
+def _returned(term: Term, inputs: CallInputs, gradient: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Each array that the term read, under its input's name, with the gradient that the term returned."""
+    found: list[tuple[str, Any, Any]] = []
+    for name, parts in gradient.items():
+        read = inputs.find(term.name, name)
+        pairs = zip(trees.arrays(read), trees.pair(read, parts), strict=True)
+        found += [(name, array, part) for array, part in pairs if part is not None]
+    return found
 
 
 def _further(evaluation: Evaluation) -> Any:

@@ -56,10 +56,6 @@ class CallInputs(NamedTuple):
         """Whether both names mean the same input."""
         return self.alone or name == target
 
-    def keyed(self, gradient: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A gradient that a term returned under its own names, with the names of the call."""
-        return dict.fromkeys((INPUT,), *gradient.values()) if self.alone else gradient
-
     def replaced(self, changes: Mapping[str, Any]) -> "CallInputs":
         """The same with other values for some names."""
         return CallInputs({**self.named, **changes}, self.alone, self.traced, self.ops, self.like)

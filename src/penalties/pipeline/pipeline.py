@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from ..errors import InputError, OptionError
+from ..errors import OptionError, unknown_term
 from .call import Gradients, check_wrt, inputs_of, plan_call, run_call
 from .output import BASE, LossOutput
 from .plan import Plan
@@ -196,8 +196,7 @@ class Pipeline:
     def _index(self, edit: str, name: str) -> int:
         if name in self.names:
             return self.names.index(name)
-        there = ", ".join(f'"{known}"' for known in self.names) or "no term"
-        raise InputError(f'{edit}: no term is named "{name}"; expected one of: {there}')
+        raise unknown_term(edit, name, self.names)
 
     # Configuration.
 

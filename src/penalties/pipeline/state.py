@@ -32,11 +32,11 @@ class Wrapper(Enclosing):
         self.term: Term = term
         self.decay: float = check_number(self.title, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
 
-    def reading(self, parameters: Sequence[str], options: Mapping[str, Any]) -> "Wrapper":
-        """The same around a term that reads each of these parameters under its own name, and has these options."""
+    def inside(self, name: str, parameters: Sequence[str], options: Mapping[str, Any]) -> "Wrapper":
+        """The same around a term of this name, that reads each parameter under its own name and has these options."""
         nameless = any(parameter.startswith("*") for parameter in parameters)
         inputs = tuple(parameters) if nameless else {parameter: parameter for parameter in parameters}
-        return type(self)(self.term.replace(inputs=inputs, options=options), self.decay)
+        return type(self)(self.term.replace(name=name, inputs=inputs, options=options), self.decay)
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -1,6 +1,6 @@
 """What gradients are taken with respect to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from .evaluation import Evaluation
 from .inputs import CallInputs, reads
 from .term import Term
 
-__all__ = ["Targets"]
+__all__ = ["Targets", "requires_gradient"]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class Targets:
             inside_another = any(name != other and inputs.lies_in(name, other) for other in wrt)
             if requested and inside_another:
                 raise InputError(f'{function}: wrt names "{name}" and also an input that contains it; name one of them')
-            if requested or (not inside_another and _requires_grad(whole)):
+            if requested or (not inside_another and requires_gradient(whole)):
                 wholes[name] = whole
         if not wholes:
             raise GradientError(_nothing_to_differentiate(function, inputs))
@@ -113,6 +113,25 @@ class Targets:
         parts = {name: trees.pair(whole, gradient.get(name)) for name, whole in self.wholes.items()}
         return [parts[name][position] for name, position in zip(self.names, self.positions, strict=True)]
 
+    def placed(self, pairs: Iterable[tuple[str, Any, Any]]) -> list[Any]:
+        """The gradient at each leaf, from `(input, array, gradient)` of what a term read.
+
+        One array may be several inputs: each part goes to its own input.
+        """
+        leaves: list[Any] = [None] * len(self.leaves)
+        free: dict[str, dict[int, list[int]]] = {}
+        for name, array, part in pairs:
+            if name not in free:
+                free[name] = {}
+                for index, (target, leaf) in enumerate(zip(self.names, self.leaves, strict=True)):
+                    if self.inputs.lies_in(name, target) or self.inputs.lies_in(target, name):
+                        free[name].setdefault(id(leaf), []).append(index)
+            indices = free[name].get(id(array))
+            if indices:
+                index = indices.pop(0)
+                leaves[index] = part if leaves[index] is None else leaves[index] + part
+        return leaves
+
     def measured(self, evaluation: Evaluation, gradients: Sequence[Any]) -> Evaluation:
         """The evaluation, given the gradient at each leaf, its norm, and that at each input if there are several."""
         present = [gradient for gradient in gradients if gradient is not None]
@@ -130,7 +149,8 @@ class Targets:
         return evaluation
 
 
-def _requires_grad(nest: Any) -> bool:
+def requires_gradient(nest: Any) -> bool:
+    """Whether a gradient is wanted at an array of the nest without a request: it requires one, or JAX follows it."""
     return any(
         (ops := owner(array)) is not None and ops.differentiable(array, requested=False) for array in trees.arrays(nest)
     )

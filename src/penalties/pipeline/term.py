@@ -20,6 +20,7 @@ from .kinds import compiling, is_mapping, is_row
 __all__ = [
     "ARGUMENTS",
     "CALL_ARGUMENTS",
+    "LONGEST_TIMEOUT",
     "Inputs",
     "Regularizer",
     "Runs",
@@ -37,7 +38,7 @@ Weight: TypeAlias = Any
 """A number of at least 0, or a 0-d array, which may be learned or traced. That of a term may be a schedule too."""
 
 _RUNS: Final = ("inline", "thread", "process", "async", "ray")
-_LONGEST: Final = 300.0
+LONGEST_TIMEOUT: Final = 300.0
 """The longest timeout, in seconds."""
 
 # Keys of the metrics: a term cannot have one of these names.
@@ -117,8 +118,8 @@ class Term(Bound):
         check_choice(self.name, "runs", runs, _RUNS)
         put("runs", runs)
         if timeout is not None:
-            expected = f"None, or seconds above 0 and up to {_LONGEST:g}"
-            timeout = check_number(self.name, "timeout", timeout, expected, low=math.ulp(0.0), high=_LONGEST)
+            expected = f"None, or seconds above 0 and up to {LONGEST_TIMEOUT:g}"
+            timeout = check_number(self.name, "timeout", timeout, expected, low=math.ulp(0.0), high=LONGEST_TIMEOUT)
         put("timeout", timeout)
         check_choice(self.name, "on_error", on_error, ("raise", "skip"))
         put("on_error", on_error)

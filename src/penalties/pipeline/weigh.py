@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ..errors import InputError, OptionError
+from ..errors import OptionError, unknown_term
 from .term import Term, Weight, check_weight, weight_at
 
 __all__ = ["check_weights", "weight_of"]
@@ -17,8 +17,7 @@ def check_weights(names: tuple[str, ...], weights: Mapping[str, Weight] | None) 
         raise OptionError("pipeline", "weights", weights, "a mapping from the names of terms to weights")
     for name in weights:
         if name not in names:
-            there = ", ".join(f'"{known}"' for known in names) or "no term"
-            raise InputError(f'weights: no term is named "{name}"; expected one of: {there}')
+            raise unknown_term("weights", name, names)
     return {name: check_weight(name, weight) for name, weight in weights.items()}
 
 

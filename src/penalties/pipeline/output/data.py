@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, cast
 
 from ... import encoding
 from ...backends import owner
-from ...errors import CheckError, InputError, NonFiniteError, OptionError
+from ...errors import CheckError, InputError, NonFiniteError, OptionError, unknown_term
 from ...trees import map_arrays
 from .. import checks
 from ..term import same
@@ -169,8 +169,7 @@ class LossOutput:
         try:
             return self.terms[name]
         except KeyError:
-            there = ", ".join(f'"{known}"' for known in self.names) or "no term"
-            raise InputError(f'no term is named "{name}"; expected one of: {there}') from None
+            raise unknown_term("", name, self.names) from None
 
     def __iter__(self) -> Iterator[TermOutput]:
         """The terms in order, without the base."""
