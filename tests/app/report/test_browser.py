@@ -57,7 +57,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         "rare": [_rare(folder / "rare")],
     }
     for name, folders in runs.items():
-        report.write(folders, folder / f"{name}.html")
+        report.make(folders).save(folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in runs}
 
 
@@ -300,7 +300,7 @@ def test_a_name_like_markup_is_shown_as_it_is(driver: Browser, pages):
     evil = "&amp;<img src=x onerror=a()>"
     folder = write_run(pages["small"].parent / "evil", steps=3, parts={evil: Part(lambda step: 1.0)})
     page = folder / "report.html"
-    report.write([folder], page)
+    report.make([folder]).save(page)
     tab = driver.open(page, DESKTOP)
     try:
         left, top, width, height = plot(tab)

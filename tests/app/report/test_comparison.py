@@ -8,7 +8,7 @@ import pytest
 
 from penalties.app.report import make, read
 from penalties.app.report.comparison.contenders import contenders, ranking
-from penalties.app.report.comparison.sections import comparison_figures, run_rows, unlike
+from penalties.app.report.comparison.sections import comparison_figures, run_rows
 from penalties.app.report.comparison.verdict import compare
 from penalties.app.report.config_text import differences, toml
 from penalties.app.report.summary import summarise
@@ -304,8 +304,8 @@ def test_letters_stand_where_each_line_ends(tmp_path):
 
 def test_what_differs_is_told_by_key(tmp_path):
     a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 1.0, terms=("kl",), seed=7)
-    assert unlike(entered(a, b)) == {"train.seed": ["0", "7"], "term.l1": ["yes", "–"]}
-    assert unlike(entered(a, run(tmp_path, "c", 1.0, settings=None)))["train.seed"] == ["0", "–"]
+    assert differences([read(a).config, read(b).config]) == {"train.seed": ["0", "7"], "term.l1": ["yes", "–"]}
+    assert differences([read(a).config, None])["train.seed"] == ["0", "–"]
 
 
 def test_differences_of_a_term_are_told_among_the_runs_that_have_it():

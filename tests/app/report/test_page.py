@@ -370,7 +370,7 @@ def test_failures_and_events_of_a_log_that_was_made_by_hand():
 def test_a_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     folder = small(tmp_path / "run", steps=3)
     out = tmp_path / "new" / "folder" / "report.html"
-    report.write([folder], out)
+    report.make([folder]).save(out)
     before = out.read_text()
     assert before.startswith("<!DOCTYPE html>")
     assert os.listdir(out.parent) == ["report.html"]
@@ -380,7 +380,7 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RunError, match="the disk is full"):
-        report.write([small(tmp_path / "other", steps=4)], out)
+        report.make([small(tmp_path / "other", steps=4)]).save(out)
     assert out.read_text() == before
     assert os.listdir(out.parent) == ["report.html"]
 

@@ -55,7 +55,7 @@ def command(
     """
     from ..ablate import Variant, ablate, compared, holds_ablation, shown, variants
     from ..config import load
-    from ..report import write
+    from ..report import make
     from ..runs.disk import RunError
     from ..train.loop import Interrupted
     from ..train.progress import Progress, chosen
@@ -85,9 +85,9 @@ def command(
         more += ["--seeds", str(seeds)] if seeds > 1 else []
         more += [] if remove else ["--keep"]
         again = command_line("ablate", config_path, overrides, *more, "--run", str(folder), "--resume")
-        raise Interrupted(error.folder, error.step, f"{error}; resume with:\n{again}") from None
+        raise Interrupted(f"{error}; resume with:\n{again}") from None
     report = folder / "report.html"
-    write([outcome.folder for outcome in outcomes], report)
+    make([outcome.folder for outcome in outcomes]).save(report)
     comparisons = compared(outcomes)
     if as_json:
         told: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]

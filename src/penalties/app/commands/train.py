@@ -76,7 +76,7 @@ def command(
                     with contextlib.suppress(RunError, OSError):
                         _report(folder)
                 again = command_line("train", None, (), "--run", str(folder), "--resume")
-                raise Interrupted(folder, error.step, f"{error}; resume with:\n{again}") from None
+                raise Interrupted(f"{error}; resume with:\n{again}") from None
             if isinstance(error, TermFailed):
                 raise _with_hint(error, config) from error
             raise

@@ -15,9 +15,9 @@ from ..runs.disk import RunError, writing
 from .charts.palette import css
 from .charts.scales import seconds, steps_shown
 from .comparison.contenders import Contender, contenders
-from .comparison.sections import comparison_figures, run_rows, unlike
+from .comparison.sections import comparison_figures, run_rows
 from .comparison.verdict import compare
-from .config_text import toml
+from .config_text import differences, toml
 from .folders import named, runs_in
 from .reading import read
 from .runlog import RunLog
@@ -28,7 +28,7 @@ from .verdict.history import steps_words
 from .verdict.judge import judge
 from .verdict.sentences import short
 
-__all__ = ["Report", "make", "write"]
+__all__ = ["Report", "make"]
 
 _HERE: Final = Path(__file__).parent
 
@@ -47,18 +47,10 @@ class Report:
     comparison: Verdict | None
 
     def save(self, path: Path) -> None:
-        """Write the page atomically."""
+        """Write the page to one file that works offline; a reader never sees an incomplete page."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, self.html)
-
-
-def write(runs: Sequence[Path], out: Path) -> None:
-    """Write one HTML file about one run, or comparing several.
-
-    The file works offline. It is replaced atomically, so a reader never sees an incomplete page.
-    """
-    make(runs).save(Path(out))
 
 
 def make(runs: Sequence[Path]) -> Report:
@@ -91,7 +83,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
         comparison=comparison,
         comparison_figures=comparison_figures(found, points) if several else [],
         rows=list(zip(found, run_rows(found), [verdicts[one.letter] for one in found], strict=True)),
-        unlike=unlike(found) if several else {},
+        unlike=differences([log.config for log in logs]) if several else {},
         runs=[_run(one, verdicts[one.letter], css_of, points) for one in found],
         css_of={"term": css_of, "run": {one.name: one.css for one in found}},
     )

@@ -7,18 +7,17 @@ checkpoints/000020/
 """
 
 import contextlib
-import importlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from ...backends import owner
 from ...errors import said
 from ...files import sync, write_atomically
 from ...pipeline.saving import load_state, save_state
+from ...trees import map_arrays
 from .disk import RunError, discard, writing
 from .run import Run
 
@@ -48,14 +47,11 @@ class Checkpoint:
     """Later checkpoints that could not be used, each with the reason."""
     stored: Path | None
     """The file of the terms' state."""
-    arrays: Sequence[Sequence[str]]
-    """The library and the dtype of each array in it."""
 
     def state(self, device: Any = None) -> dict[str, Any]:
-        """The state of the terms, with tensors on this device."""
-        if self.stored is None:
-            return {}
-        return _restored(load_state(self.stored, "numpy"), iter(self.arrays), device)
+        """The state of the terms, with tensors of PyTorch on this device."""
+        found = {} if self.stored is None else load_state(self.stored)
+        return map_arrays(lambda array: array.to(device) if hasattr(array, "to") else array, found)
 
 
 def commit(
@@ -84,7 +80,6 @@ def commit(
             # A relative path: the folder may be moved.
             if Path(client).resolve() == (part / _CLIENT).resolve():
                 client = _CLIENT
-            arrays = list(_arrays(state))
             if state:
                 save_state(state, part / _STATE)
             announce()
@@ -98,7 +93,6 @@ def commit(
                 "step": step,
                 "client": client,
                 "log_size": run.log.size,
-                "arrays": [_kind(array) for array in arrays],
                 "has_state": bool(state),
                 "notes": notes,
             }
@@ -131,13 +125,13 @@ def latest(run: Run) -> Checkpoint | None:
             version = about["version"]
             if version != _VERSION:
                 raise RunError(f"{folder} has version {version}; this version of penalties reads {_VERSION}")
-            _check_files(folder, about["files"])
+            for name, size in about["files"].items():
+                if (found := (folder / name).stat().st_size) != size:
+                    raise _DamagedError(f"{name} has {found} bytes; expected {size}")
             client, stored = about["client"], folder / _STATE if about["has_state"] else None
             if client == _CLIENT:
                 client = str((folder / client).absolute())
-            return Checkpoint(
-                about["step"], client, about["notes"], about["log_size"], tuple(damaged), stored, about["arrays"]
-            )
+            return Checkpoint(about["step"], client, about["notes"], about["log_size"], tuple(damaged), stored)
         except FileNotFoundError as error:
             damaged.append(f"{folder}: {Path(error.filename).name} is missing")
         except (ValueError, KeyError, TypeError) as error:
@@ -158,59 +152,7 @@ class _DamagedError(Exception):
     """A checkpoint whose files have changed."""
 
 
-def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
-    for name, size in sizes.items():
-        found = (folder / name).stat().st_size
-        if found != size:
-            raise _DamagedError(f"{name} has {found} bytes; expected {size}")
-
-
 def _folders(run: Run) -> list[tuple[int, Path]]:
     if not run.checkpoints.is_dir():
         return []
     return [(int(path.name), path) for path in run.checkpoints.iterdir() if path.name.isdecimal()]
-
-
-# The arrays of a state: the file does not say which library they came from.
-
-
-def _arrays(state: Any) -> Iterator[Any]:
-    """The arrays in a state, in its order."""
-    if owner(state) is not None:
-        yield state
-    elif isinstance(state, Mapping):
-        for part in cast("Mapping[str, Any]", state).values():
-            yield from _arrays(part)
-    elif isinstance(state, list | tuple):
-        for part in cast("list[Any]", state):
-            yield from _arrays(part)
-
-
-def _kind(array: Any) -> list[str]:
-    """The library and the dtype of an array."""
-    ops = owner(array)
-    assert ops is not None, "it is an array"
-    return [ops.LIBRARY, str(array.dtype).rpartition(".")[2]]
-
-
-def _restored(state: Any, kinds: Iterator[Sequence[str]], device: Any) -> Any:
-    """A state of NumPy arrays, with each array converted to its library."""
-    if owner(state) is not None:
-        library, dtype = next(kinds)
-        return _made(state, library, dtype, device)
-    if isinstance(state, dict):
-        return {key: _restored(part, kinds, device) for key, part in cast("dict[str, Any]", state).items()}
-    if isinstance(state, list | tuple):
-        parts = [_restored(part, kinds, device) for part in cast("list[Any]", state)]
-        return parts if isinstance(state, list) else tuple(parts)
-    return state
-
-
-def _made(array: Any, library: str, dtype: str, device: Any) -> Any:
-    if library == "PyTorch":
-        import torch
-
-        return torch.as_tensor(array, dtype=getattr(torch, dtype), device=device)
-    if library == "JAX":
-        return importlib.import_module("jax").numpy.asarray(array, dtype=dtype)
-    return array

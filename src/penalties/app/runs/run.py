@@ -54,6 +54,10 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         """A folder to read; nothing is read yet."""
         self.folder: Path = Path(folder)
+        self.metrics: Path = self.folder / _METRICS
+        self.checkpoints: Path = self.folder / "checkpoints"
+        self.references: Path = self.folder / "references"
+        self.report: Path = self.folder / "report.html"
         self._lock: Lock | None = None
         self._log: Log | None = None
 
@@ -125,26 +129,6 @@ class Run:
                 f"{self.folder} has files that are not of a run: {others[0]}{more}; choose another folder with --run",
                 2,
             )
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
-
-    @property
-    def references(self) -> Path:
-        """The folder of cached references."""
-        return self.folder / "references"
-
-    @property
-    def report(self) -> Path:
-        """The path of the report."""
-        return self.folder / "report.html"
-
-    @property
-    def metrics(self) -> Path:
-        """The path of the log."""
-        return self.folder / _METRICS
 
     def config(self) -> dict[str, Any]:
         """The resolved config of the run."""

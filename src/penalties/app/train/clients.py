@@ -32,34 +32,20 @@ _GOODBYE: Final = 10.0
 class Backend(Protocol):
     """A client, and what depends on where its model runs."""
 
-    @property
-    def client(self) -> Any:
-        """The client: `forward`, `forward_backward`, `optim_step`, `save_state`."""
-        ...
+    client: Any
+    """`forward`, `forward_backward`, `optim_step`, `save_state`."""
+    server: str
+    """How the server reduces a loss."""
+    device: Any
+    """The device of the tensors that terms read."""
+    limit: int | None
+    """How many tokens the model reads at most, if that is known."""
+    gradients: Any
+    """Where gradients of terms are measured, as for `track_grad_norms`."""
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
-        ...
-
-    @property
-    def server(self) -> str:
-        """How the server reduces a loss."""
-        ...
-
-    @property
-    def device(self) -> Any:
-        """The device of the tensors that terms read."""
-        ...
-
-    @property
-    def limit(self) -> int | None:
-        """How many tokens the model reads at most, if that is known."""
-        ...
-
-    @property
-    def gradients(self) -> Any:
-        """Where gradients of terms are measured, as for `track_grad_norms`."""
         ...
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
@@ -108,31 +94,12 @@ class Local:
         )
         if checkpoint is not None:
             self.client.load_state_with_optimizer(checkpoint).result()
-
-    @property
-    def server(self) -> str:
-        """The local client sums losses."""
-        return "tinker"
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.client.tokenizer
-
-    @property
-    def device(self) -> Any:
-        """The device of the model."""
-        return self.client.device
-
-    @property
-    def limit(self) -> int | None:
-        """The model's context length, if it has one."""
-        return None if math.isinf(self.client.context) else int(self.client.context)
-
-    @property
-    def gradients(self) -> Any:
-        """At the trained parameters."""
-        return "parameters"
+        self.tokenizer: Any = self.client.tokenizer
+        # The local client sums losses.
+        self.server: str = "tinker"
+        self.device: Any = self.client.device
+        self.limit: int | None = None if math.isinf(self.client.context) else int(self.client.context)
+        self.gradients: Any = "parameters"
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
         """The data as they are."""
@@ -189,7 +156,12 @@ class Tinker:
             # The SDK would search files too, with a less helpful error.
             raise RunError(f"{API_KEY} is not set; export the key of the server in the environment", 2)
         self._sdk: Any = tinker
-        self.server = config.backend.server
+        self.server: str = config.backend.server
+        # The results of a server arrive on the CPU, and it raises if a text is too long.
+        self.device: Any = "cpu"
+        self.limit: int | None = None
+        # At the log-probabilities: the rest of the model is on the server.
+        self.gradients: Any = True
         self._base_url = config.backend.base_url
         self._model = config.model.name
         self._rank = config.model.rank
@@ -225,21 +197,6 @@ class Tinker:
             warnings.simplefilter("ignore", FutureWarning)
             client.load_state_with_optimizer(checkpoint).result()
         return client
-
-    @property
-    def device(self) -> Any:
-        """The results of a server arrive on the CPU."""
-        return "cpu"
-
-    @property
-    def limit(self) -> int | None:
-        """Unknown: a server raises if a text is too long."""
-        return None
-
-    @property
-    def gradients(self) -> Any:
-        """At the log-probabilities: the rest of the model is on the server."""
-        return True
 
     @property
     def tokenizer(self) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from .progress import STOPPING, Pace, share_of, short, sparkline, spoken
+from .progress import STOPPING, Pace, Progress, share_of, short, sparkline, spoken
 
 __all__ = ["History", "Live"]
 
@@ -62,7 +62,7 @@ def _mean(values: list[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-class Live:
+class Live(Progress):
     """The display of a run on a terminal, drawn a few times a second, however long the steps take."""
 
     def __init__(self, out: TextIO) -> None:

@@ -12,7 +12,7 @@ import random
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -46,23 +46,15 @@ _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
 class Interrupted(RunError):
-    """The user stopped the run, which can be resumed after `step` steps."""
-
-    def __init__(self, folder: Path, step: int, message: str) -> None:
-        """Store what resuming needs."""
-        super().__init__(message)
-        self.folder = folder
-        self.step = step
+    """The user stopped the run, which can be resumed."""
 
 
 class TermFailed(PenaltiesError):
     """A term, or the base loss, failed and ended the run; the cause is chained."""
 
     def __init__(self, error: TermError, step: int, *, evaluating: bool) -> None:
-        """Store the name of the term, and the number of finished steps."""
+        """Keep the name of the term; say after how many finished steps it failed."""
         self.term: str = error.term
-        self.step: int = step
-        self.evaluating: bool = evaluating
         if not evaluating:
             where = f"at step {step + 1}"
         else:
@@ -71,43 +63,34 @@ class TermFailed(PenaltiesError):
         super().__init__(f"{where}: {first}{' …' if others else ''}")
 
 
+@dataclass
 class Training:
     """A run in progress: the model, the data, the objective, and the current step."""
 
-    def __init__(
-        self,
-        config: "Config",
-        run: Run,
-        backend: Backend,
-        stream: Any,
-        executor: Executor,
-        references: References,
-        sinks: Sinks,
-        progress: Progress,
-        warnings: Sequence[str] = (),
-    ) -> None:
-        """At step 0; warnings are logged when it begins."""
-        self.config = config
-        self.run = run
-        self.backend = backend
-        self.stream = stream
-        self.executor = executor
-        self.references = references
-        self.sinks = sinks
-        self.progress = progress
-        self.warnings = warnings
-        # Kept: a new one each time would count as a new objective.
-        self.base: Term | dict[str, Any] = config.base
-        self.pipeline: Pipeline = config.pipeline()
+    config: "Config"
+    run: Run
+    backend: Backend
+    stream: Any
+    executor: Executor
+    references: References
+    sinks: Sinks
+    progress: Progress
+    warnings: Sequence[str] = ()
+    """Logged when it begins."""
+    findings: Findings = field(default_factory=Findings)
+    done: int = 0
+    """Finished steps."""
+    saved: int = 0
+    """Finished steps at the last checkpoint."""
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    evaluating: bool = False
+
+    def __post_init__(self) -> None:
+        """Build the objective once: a new one each time would count as another objective."""
+        self.base: Term | dict[str, Any] = self.config.base
+        self.pipeline: Pipeline = self.config.pipeline()
         self.watched: Pipeline = every_term(self.pipeline)
-        self.learning_rate: Schedule = config.learning_rate()
-        self.findings: Findings = Findings()
-        self.done: int = 0
-        """Finished steps."""
-        self.saved: int = 0
-        """Finished steps at the last checkpoint."""
-        self.state: dict[str, Any] = {}
-        self.evaluating: bool = False
+        self.learning_rate: Schedule = self.config.learning_rate()
 
     def begin(self, checkpoint: Checkpoint | None, *, resumed: bool) -> None:
         """Start at a checkpoint, whose model is loaded already.
@@ -155,7 +138,7 @@ class Training:
                     self.checkpoint()
                 if stop and not last:
                     self.tell("interrupted", f"after {steps_done(self.done)}")
-                    raise Interrupted(self.run.folder, self.done, f"interrupted after {steps_done(self.done)}")
+                    raise Interrupted(f"interrupted after {steps_done(self.done)}")
         self.tell("finished", steps_done(self.done))
 
     def step(self) -> None:

@@ -3,30 +3,17 @@
 Each gets every record of the log, and its line.
 """
 
+import functools
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
-__all__ = [
-    "SILENT",
-    "Enduring",
-    "JSONProgress",
-    "Lines",
-    "Pace",
-    "Progress",
-    "Quiet",
-    "Silent",
-    "chosen",
-    "clock",
-    "share_of",
-    "short",
-    "sparkline",
-    "spoken",
-]
+__all__ = ["SILENT", "STOPPING", "Enduring", "JSONProgress", "Lines", "Pace", "Progress", "Quiet", "chosen"]
+__all__ += ["clock", "share_of", "short", "sparkline", "spoken"]
 
 STOPPING: Final = "stopping after this step; press Ctrl-C again to stop at once"
 _TOLD: Final = ("evaluating", "saving a checkpoint")
@@ -35,53 +22,29 @@ _LINES: Final = 20
 """Lines for the steps of a run of any length, and at most as many for its evaluations and checkpoints."""
 
 
-class Progress(Protocol):
-    """A display of a run while it trains."""
+class Progress:
+    """A display of a run while it trains; this one shows nothing."""
 
     def begin(self, folder: Path, steps: int, done: int) -> None:
         """A run in this folder starts, with that many steps, some of which may be done."""
-        ...
 
     def say(self, what: str) -> None:
         """What the run is doing now, if it takes a while."""
-        ...
 
     def stopping(self) -> None:
         """The user requested a stop. Called from a signal handler, so it must not block."""
-        ...
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """A record of the log, and its line."""
-        ...
 
     def end(self) -> None:
         """The run ended, in whatever way."""
-        ...
 
 
-class Silent:
-    """Nothing."""
-
-    def begin(self, folder: Path, steps: int, done: int) -> None:
-        """Nothing."""
-
-    def say(self, what: str) -> None:
-        """Nothing."""
-
-    def stopping(self) -> None:
-        """Nothing."""
-
-    def record(self, record: Mapping[str, Any], line: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
+SILENT: Final = Progress()
 
 
-SILENT: Final = Silent()
-
-
-class JSONProgress(Silent):
+class JSONProgress(Progress):
     """The lines of the log as they are written, for programs."""
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -93,15 +56,15 @@ class JSONProgress(Silent):
         print(line, file=self._out, flush=True)
 
 
-class Quiet(Silent):
+class Quiet(Progress):
     """A display that shows nothing but an answer to Ctrl-C."""
 
     def stopping(self) -> None:
-        """Say so."""
-        _from_a_handler(STOPPING)
+        """Say so; `print` fails if the signal interrupted another `print`."""
+        os.write(2, f"{STOPPING}\n".encode())
 
 
-class Lines:
+class Lines(Quiet):
     """A line now and then, for a pipe or a file."""
 
     def __init__(self, out: TextIO | None = None, lines: int = _LINES) -> None:
@@ -126,10 +89,6 @@ class Lines:
             self._said = kind
             self._print(kind)
 
-    def stopping(self) -> None:
-        """Say so."""
-        _from_a_handler(STOPPING)
-
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Print the records that are worth a line."""
         kind, done = record.get("event", record["kind"]), record["step"]
@@ -151,9 +110,6 @@ class Lines:
             return False
         self._parts[kind] = part
         return True
-
-    def end(self) -> None:
-        """Nothing more."""
 
     def _print(self, line: str) -> None:
         print(line, file=self._out, flush=True)
@@ -262,61 +218,34 @@ def _terms(record: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-class Enduring:
+class Enduring(Progress):
     """Another display, until it cannot write any more, for example to a closed terminal: training continues."""
 
     def __init__(self, shown: Progress) -> None:
         """Wrap a display."""
         self._shown = shown
+        for name in ("begin", "say", "stopping", "record", "end"):
+            setattr(self, name, functools.partial(self._try, name))
 
-    def begin(self, folder: Path, steps: int, done: int) -> None:
-        """Pass it on."""
-        self._try(lambda: self._shown.begin(folder, steps, done))
-
-    def say(self, what: str) -> None:
-        """Pass it on."""
-        self._try(lambda: self._shown.say(what))
-
-    def stopping(self) -> None:
-        """Pass it on."""
-        self._try(self._shown.stopping)
-
-    def record(self, record: Mapping[str, Any], line: str) -> None:
-        """Pass it on."""
-        self._try(lambda: self._shown.record(record, line))
-
-    def end(self) -> None:
-        """Pass it on."""
-        self._try(self._shown.end)
-
-    def _try(self, show: Callable[[], None]) -> None:
+    def _try(self, name: str, *arguments: Any) -> None:
         try:
-            show()
+            getattr(self._shown, name)(*arguments)
         except OSError:
             self._shown = SILENT
 
 
-def _from_a_handler(text: str) -> None:
-    """Print from a signal handler: `print` fails if the signal interrupted another `print`."""
-    os.write(2, f"{text}\n".encode())
-
-
 def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None, lines: int = _LINES) -> Progress:
     """The display for the options of a command and its output; in a pipe, about this many lines for the steps."""
-    return Enduring(_chosen(quiet=quiet, json=json, out=out, lines=lines))
-
-
-def _chosen(*, quiet: bool, json: bool, out: TextIO | None, lines: int) -> Progress:
-    if json:
-        return JSONProgress(out)
-    if quiet:
-        return Quiet()
     stream = sys.stdout if out is None else out
+    if json:
+        return Enduring(JSONProgress(out))
+    if quiet:
+        return Enduring(Quiet())
     if not stream.isatty():
-        return Lines(stream, lines)
+        return Enduring(Lines(stream, lines))
     from .live import Live
 
-    return Live(stream)
+    return Enduring(Live(stream))
 
 
 def sparkline(values: Sequence[float], marks: str = "▁▂▃▄▅▆▇█") -> str:

@@ -124,7 +124,7 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             done, saved = (before, before) if training is None else (training.done, training.saved)
             _log_end(run, done, "interrupted", f"immediately, after {steps_done(done)}")
             last = f"the last checkpoint is after {steps_done(saved)}" if saved else "there is no checkpoint yet"
-            raise Interrupted(run.folder, saved, f"stopped immediately after {steps_done(done)}; {last}") from None
+            raise Interrupted(f"stopped immediately after {steps_done(done)}; {last}") from None
         except Exception as error:
             _log_end(run, before if training is None else training.done, "failed", hide(said(error)))
             if training is not None and isinstance(error, TermError):

@@ -7,16 +7,10 @@ from ..charts.figure import Figure
 from ..charts.lines import lines
 from ..charts.scales import seconds, shown, steps_shown
 from ..charts.sheet import Frame, Line
-from ..config_text import differences
 from ..runlog import EMPTY, Series
 from .contenders import Contender
 
-__all__ = ["comparison_figures", "run_rows", "unlike"]
-
-
-def unlike(found: Sequence[Contender]) -> dict[str, list[str]]:
-    """The settings in which the runs differ."""
-    return differences([one.run.config for one in found])
+__all__ = ["comparison_figures", "run_rows"]
 
 
 def run_rows(found: Sequence[Contender]) -> list[list[str]]:

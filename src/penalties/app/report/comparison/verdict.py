@@ -8,8 +8,7 @@ from ..config_text import differences
 from ..verdict.findings import Finding, Verdict
 from ..verdict.history import steps_words
 from ..verdict.sentences import Name, RunName, Sentence, clauses, listed, some
-from .contenders import Contender, Group, Ranking, ranking, seedless
-from .differences import between
+from .contenders import Contender, Group, Ranking, between, ranking, seedless
 
 __all__ = ["compare"]
 

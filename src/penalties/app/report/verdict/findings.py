@@ -2,30 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from .sentences import Sentence, plain
 
-__all__ = ["Finding", "Kind", "Verdict"]
+__all__ = ["Finding", "Verdict"]
 
-Kind: TypeAlias = Literal[
-    "outcome",
-    "broken",
-    "spiked",
-    "exploded",
-    "drove",
-    "fought",
-    "idle",
-    "agreed",
-    "failed",
-    "slow",
-    "held out",
-    "run",
-    "lengths",
-    "compared",
-]
-
-_LABELS: Final[dict[Kind, str]] = {
+_LABELS: Final = {
     "outcome": "Outcome",
     "broken": "Not finite",
     "spiked": "Spiked",
@@ -41,13 +24,14 @@ _LABELS: Final[dict[Kind, str]] = {
     "lengths": "Steps",
     "compared": "Compared",
 }
+"""The kinds of findings, and what a page calls each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that a run shows."""
 
-    kind: Kind
+    kind: str
     text: Sentence
     headline: Sentence = ()
     """The same in a few words, for the headline; empty if it does not belong there."""
@@ -70,9 +54,9 @@ class Verdict:
         return plain(self.headline)
 
     @property
-    def grouped(self) -> list[tuple[Kind, str, list[Sentence]]]:
+    def grouped(self) -> list[tuple[str, str, list[Sentence]]]:
         """The findings by kind, in order: kind, label and texts."""
-        kinds: dict[Kind, None] = {finding.kind: None for finding in self.findings}
+        kinds = dict.fromkeys(finding.kind for finding in self.findings)
         return [(kind, _LABELS[kind], [one.text for one in self.findings if one.kind == kind]) for kind in kinds]
 
     def __str__(self) -> str:
