@@ -14,8 +14,7 @@ from .term import Term, Weight
 __all__ = ["Fused", "Group", "Job", "Plan", "plan_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A term in one call."""
 
     index: int
@@ -37,8 +36,7 @@ class Fused(NamedTuple):
     """The index of the one leaf that all of them read, among those of the targets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """One or more terms that are evaluated together."""
 
     jobs: tuple[Job, ...]

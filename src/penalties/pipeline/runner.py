@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .. import trees
 from ..backends import Backend, owner
@@ -20,8 +19,7 @@ from .targets import Targets
 __all__ = ["CallContext", "Runner", "evaluate_group", "failed", "run_inline"]
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(NamedTuple):
     """What the terms of a call share."""
 
     inputs: CallInputs
