@@ -1,5 +1,6 @@
 """Which terms drive training, which conflict, and which do nothing."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,25 +80,10 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data."""
-        return {
-            "total": self.total,
-            "total_grad_norm": self.total_grad_norm,
-            "shares": {
-                share.name: {
-                    "value": share.value,
-                    "weight": share.weight,
-                    "contribution": share.contribution,
-                    "loss_share": share.loss_share,
-                    "grad_norm_weighted": share.grad_norm_weighted,
-                    "grad_share": share.grad_share,
-                }
-                for share in self.shares
-            },
-            "findings": [
-                {"kind": finding.kind, "terms": list(finding.terms), "message": finding.message}
-                for finding in self.findings
-            ],
-        }
+        plain = dataclasses.asdict(self)
+        plain["shares"] = {share.pop("name"): share for share in plain["shares"]}
+        plain["findings"] = [{**finding, "terms": list(finding["terms"])} for finding in plain["findings"]]
+        return plain
 
     def __str__(self) -> str:
         """A table, and a line for each finding."""
