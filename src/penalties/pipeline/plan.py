@@ -14,7 +14,8 @@ from .term import Term, Weight
 __all__ = ["Fused", "Group", "Job", "Plan", "plan_of"]
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Job:
     """A term in one call."""
 
     index: int
