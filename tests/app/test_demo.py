@@ -2,16 +2,15 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tools import pig_latin
 
 from penalties.app.config import find, load
 from penalties.app.data import Stream
-from penalties.app.demo import pig_latin
 from penalties.training import AdamParams, LocalTrainingClient, forward_backward_custom
 
 FOLDER = find(None).parent
@@ -36,14 +35,6 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
 )
 def test_words_are_translated(word: str, expected: str) -> None:
     assert pig_latin.translated(word) == expected
-
-
-def test_the_generator_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Path] = []
-    monkeypatch.setattr(Path, "write_text", lambda path, text: written.append(path))
-    monkeypatch.delitem(sys.modules, pig_latin.__name__)
-    runpy.run_module(pig_latin.__name__, run_name="__main__")
-    assert written == [FOLDER / "pig_latin.jsonl", FOLDER / "pig_latin_eval.jsonl"]
 
 
 def test_no_phrase_is_both_trained_on_and_held_out() -> None:

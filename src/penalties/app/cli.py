@@ -35,14 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 1 the run failed, 2 the command or config was wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(given)
+        result = _group().main(given, prog_name="penalties", standalone_mode=False)
     except Exception as error:
         # Looked up here, since parsing may have failed.
         return _told(error, debug="--debug" in given)
-
-
-def _run(given: list[str]) -> int:
-    result = _group().main(given, prog_name="penalties", standalone_mode=False)
     return result if isinstance(result, int) else 0
 
 

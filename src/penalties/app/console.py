@@ -1,19 +1,14 @@
-"""What commands print: tables with rich on a terminal, plain lines in a pipe."""
+"""What commands print: with rich on a terminal, plain lines in a pipe."""
 
 import sys
 from collections.abc import Sequence
 
-__all__ = ["highlighted", "on_terminal", "problem", "table"]
-
-
-def on_terminal() -> bool:
-    """Whether the output is a terminal."""
-    return sys.stdout.isatty()
+__all__ = ["styled", "table"]
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns, under a title."""
-    if on_terminal():
+    if sys.stdout.isatty():
         _rich(title, header, rows)
         return
     print(title)
@@ -37,24 +32,13 @@ def _rich(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     Console().print(made)
 
 
-def highlighted(name: str, what: str) -> None:
-    """Print a heading: a name, and what it is."""
-    if not on_terminal():
-        print(f"{name} ({what})")
+def styled(*pieces: tuple[str, str], err: bool = False) -> None:
+    """Print a line of texts, each with its style, to the standard output or error."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty():
+        print("".join(text for text, _ in pieces), file=stream)
         return
     from rich.console import Console
     from rich.text import Text
 
-    Console().print(Text.assemble((name, "bold cyan"), (f"  ({what})", "dim")))
-
-
-def problem(source: str, where: str, message: str) -> None:
-    """Print a problem with a file to the standard error."""
-    if not sys.stderr.isatty():
-        print(f"{source}: {where}: {message}", file=sys.stderr)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    text = Text.assemble((f"{source}: ", "dim"), (where, "bold red"), f": {message}")
-    Console(stderr=True).print(text, soft_wrap=True)
+    Console(stderr=err).print(Text.assemble(*pieces), soft_wrap=True)

@@ -5,7 +5,7 @@ import codecs
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -214,16 +214,12 @@ def _parsed(line: bytes, pairs: bool) -> _Example:
             raise _Bad(f"{field} is {_kind(text)}; expected a string")
         if not text and field != "prompt":
             raise _Bad(f"{field} is empty; expected some text")
-        if not text.isascii():
-            _check_unicode(field, text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = repr(text[error.start])
+            raise _Bad(f"{field} has half of a surrogate pair ({half}); expected valid Unicode") from error
     return _Example(texts.get("prompt", ""), tuple(texts[field] for field in wanted if field != "prompt"))
-
-
-def _check_unicode(field: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise _Bad(f"{field} has half of a surrogate pair ({text[error.start]!r}); expected valid Unicode") from error
 
 
 def _kind(value: Any) -> str:
@@ -283,7 +279,10 @@ class _Encoder:
         return [
             Datum(
                 ModelInput.from_ints(tokens[:-1]),
-                _inputs(tokens[1:], (weights / total).astype(np.float32)),
+                {
+                    "target_tokens": TensorData(tokens[1:], "int64"),
+                    "weights": TensorData((weights / total).astype(np.float32), "float32"),
+                },
             )
             for tokens, weights in made
         ]
@@ -297,7 +296,3 @@ class _Encoder:
             if self._data.mask_prompt:
                 weights[: max(len(prompt) - 1, 0)] = 0.0
             yield tokens, weights
-
-
-def _inputs(targets: Sequence[int], weights: np.ndarray[Any, Any]) -> Mapping[str, TensorData]:
-    return {"target_tokens": TensorData(targets, "int64"), "weights": TensorData(weights, "float32")}

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from ..errors import PenaltiesError
 
-__all__ = ["ConfigError", "DataError", "Problem", "joined", "nearest", "shown"]
+__all__ = ["ConfigError", "DataError", "Problem", "joined", "nearest", "shown", "toml_key", "toml_value"]
 
 _LONGEST: Final = 60
 """Characters of a value that a message shows."""
@@ -71,11 +71,12 @@ def shown(value: Any) -> str:
     >>> shown("tiny"), shown(True), shown([1, 2.5]), shown({"kind": "initial"})
     ('"tiny"', 'true', '[1, 2.5]', '{ kind = "initial" }')
     """
-    text = _written(value)
+    text = toml_value(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _written(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML, on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -84,10 +85,16 @@ def _written(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
         pairs = cast("Mapping[Any, Any]", value).items()
-        return f"{{ {', '.join(f'{key} = {_written(one)}' for key, one in pairs)} }}" if pairs else "{}"
+        inner = ", ".join(f"{toml_key(str(key))} = {toml_value(one)}" for key, one in pairs if one is not None)
+        return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_written, cast('Sequence[Any]', value)))}]"
+        return f"[{', '.join(map(toml_value, cast('Sequence[Any]', value)))}]"
     return str(value)
+
+
+def toml_key(key: str) -> str:
+    """A key of a TOML table, in quotes if it needs them."""
+    return key if key and all(sign.isalnum() or sign in "-_" for sign in key) else json.dumps(key, ensure_ascii=False)
 
 
 def joined(names: Iterable[str], last: str = "or") -> str:

@@ -1,5 +1,6 @@
 """What is shown of a run: a table on a terminal, lines in a pipe, JSON for a machine, nothing where that is wanted."""
 
+import array
 import errno
 import io
 import json
@@ -15,7 +16,7 @@ import pytest
 from penalties.app.train import progress as progress_module
 from penalties.app.train import start as start_module
 from penalties.app.train import train
-from penalties.app.train.live import History, Live
+from penalties.app.train.live import Live, means
 from penalties.app.train.progress import (
     SILENT,
     Enduring,
@@ -367,28 +368,16 @@ class TestLive:
 
 
 class TestHistory:
-    def test_is_means_of_equally_many_steps(self) -> None:
-        history = History(width=2)
-        for value in range(16):
-            history.add(float(value))
-        assert history.values() == [1.5, 5.5, 9.5, 13.5]
-        assert history.values(most=3) == [3.5, 11.5]
-        assert history.values(most=4) == history.values()
+    @pytest.mark.parametrize(
+        ("most", "expected"), [(4, [1.5, 5.5, 9.5, 13.5]), (3, [2.5, 8.5, 13.5]), (100, list(range(16)))]
+    )
+    def test_is_means_of_equally_many_steps(self, most: int, expected: list[float]) -> None:
+        assert means(array.array("d", range(16)), most) == expected
 
-    def test_never_has_more_than_fit(self) -> None:
-        history = History(width=10)
-        for value in range(10_000):
-            history.add(float(value))
-            assert len(history.values()) <= 21
-        assert history.values() == sorted(history.values())
-
-    def test_what_is_no_number_is_left_out_of_a_mean(self) -> None:
-        history = History(width=1)
-        for value in (1.0, None, None, 3.0):
-            history.add(value)
-        assert history.values() == [1.0, 3.0]
-        history.add(math.inf)
-        assert math.isnan(history.values()[-1])
+    def test_numbers_that_are_not_finite_are_left_out_of_a_mean(self) -> None:
+        found = means(array.array("d", [1.0, math.nan, math.inf, 3.0, -math.inf]), 3)
+        assert found[:2] == [1.0, 3.0]
+        assert math.isnan(found[2])
 
 
 class TestNumbers:

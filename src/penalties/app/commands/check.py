@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...pipeline import Term
-from ..console import problem
+from ..console import styled
 from ..problems import ConfigError, DataError, Problem
 from .options import as_json, debug, quiet, values
 
@@ -55,7 +55,7 @@ def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet
         click.echo(json.dumps(said))
     else:
         for one in problems:
-            problem(source, one.where, one.message)
+            styled((f"{source}: ", "dim"), (one.where, "bold red"), (f": {one.message}", ""), err=True)
         if not quiet:
             for one in notes:
                 click.echo(f"note: {one}")

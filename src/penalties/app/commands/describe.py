@@ -1,14 +1,14 @@
 """`penalties describe`."""
 
 import json
+import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from ...errors import OptionError
-from ..catalogue.entries import KINDS, Entry, Value, entries, entry_of_path
-from ..console import highlighted, table
+from ..catalogue.entries import KINDS, Entry, entries, entry_of_path
+from ..console import styled, table
 from ..problems import nearest
 from .list import LISTED, show
 from .options import as_json, debug
@@ -32,7 +32,8 @@ def command(name: str, as_json: bool) -> None:
     if not found and not group:
         raise _unknown(name, everything)
     if as_json:
-        click.echo(json.dumps([_data(entry) for entry in found or group]))
+        shown = [{**entry._asdict(), "values": [value._asdict() for value in entry.values]} for entry in found or group]
+        click.echo(json.dumps(shown))
         return
     if group:
         show(group)
@@ -68,12 +69,8 @@ def _unknown(name: str, everything: Sequence[Entry]) -> click.BadParameter:
     return click.BadParameter(f'there is no "{name}"{hint}', param_hint="NAME")
 
 
-def _data(entry: Entry) -> dict[str, Any]:
-    return {**entry._asdict(), "values": [value._asdict() for value in entry.values]}
-
-
 def _show(entry: Entry) -> None:
-    highlighted(entry.name, f"{entry.kind}: {KINDS[entry.kind]}")
+    styled((entry.name, "bold cyan"), (f" ({entry.kind}: {KINDS[entry.kind]})", "dim"))
     click.echo(entry.summary)
     if entry.details:
         click.echo(f"\n{entry.details}")
@@ -81,18 +78,10 @@ def _show(entry: Entry) -> None:
         click.echo(f"\nreads: {', '.join(entry.reads)}")
     if entry.values:
         click.echo()
-        rows = [_row(value) for value in entry.values]
+        rows = [(value.name, value.default or "(required)", value.allowed, value.meaning) for value in entry.values]
         header = ("name", "default", "allowed", "what it is")
         shown = [index for index in range(4) if any(row[index] for row in rows)]
         title = "options" if entry.reads or entry.kind == "function" else "keys"
         table(title, [header[index] for index in shown], [[row[index] for index in shown] for row in rows])
     if entry.example:
-        click.echo(f"\nin a config:\n\n{_indented(entry.example)}")
-
-
-def _row(value: Value) -> tuple[str, str, str, str]:
-    return value.name, value.default or "(required)", value.allowed, value.meaning
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+        click.echo(f"\nin a config:\n\n{textwrap.indent(entry.example, '    ')}")

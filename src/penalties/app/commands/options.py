@@ -4,7 +4,7 @@ import contextlib
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -12,15 +12,20 @@ from ..problems import ConfigError, DataError
 
 __all__ = ["as_json", "command_line", "debug", "folder_of", "quiet", "telling_what_checks", "values"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+"""Read by the program itself if something fails."""
+quiet = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+values = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a value of the config, such as train.steps=200 or kl.weight=0.1; without a value, its default.",
+)
 
 
-def debug(function: F) -> F:
-    """`--debug`, which the program itself reads if something fails."""
-    return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(function)
-
-
-def folder_of(what: str) -> Callable[[F], F]:
+def folder_of(what: str) -> Callable[[Callable[..., Any]], Any]:
     """`--run FOLDER`: the argument `folder`."""
     return click.option(
         "--run",
@@ -28,23 +33,6 @@ def folder_of(what: str) -> Callable[[F], F]:
         type=click.Path(path_type=Path, file_okay=False),
         help=f"The folder of the {what}; by default a folder in runs/ named after the config.",
     )
-
-
-def quiet(function: F) -> F:
-    """`--quiet`: the argument `quiet`."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")(function)
-
-
-def as_json(function: F) -> F:
-    """`--json`: the argument `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
-
-
-def values(function: F) -> F:
-    """`--set KEY=VALUE`, any number of them: the argument `overrides`."""
-    text = "Set a value of the config, such as train.steps=200 or kl.weight=0.1; without a value, its default."
-    option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=text)
-    return option(function)
 
 
 def command_line(name: str, config_path: str | None, overrides: Sequence[str], *more: str) -> str:

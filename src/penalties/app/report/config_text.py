@@ -1,8 +1,9 @@
 """A resolved config as TOML, and the differences between several."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
+
+from ..problems import toml_key, toml_value
 
 __all__ = ["differences", "toml"]
 
@@ -30,10 +31,10 @@ def _blocks(config: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [_entry(key, value) for key, value in plain.items()]
     for key, value in config.items():
         if _table(value):
-            yield [f"[{_key(key)}]", *(_entry(name, part) for name, part in value.items())]
+            yield [f"[{toml_key(key)}]", *(_entry(name, part) for name, part in value.items())]
         elif _tables(value):
             for table in value:
-                yield [f"[[{_key(key)}]]", *(_entry(name, part) for name, part in table.items())]
+                yield [f"[[{toml_key(key)}]]", *(_entry(name, part) for name, part in table.items())]
 
 
 def _table(value: Any) -> bool:
@@ -46,21 +47,7 @@ def _tables(value: Any) -> bool:
 
 
 def _entry(key: str, value: Any) -> str:
-    return f"# {_key(key)} is not set" if value is None else f"{_key(key)} = {_value(value)}"
-
-
-def _key(key: str) -> str:
-    return key if key and all(sign.isalnum() or sign in "-_" for sign in key) else json.dumps(key, ensure_ascii=False)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        parts = cast("dict[str, Any]", value).items()
-        inner = ", ".join(f"{_key(key)} = {_value(part)}" for key, part in parts if part is not None)
-        return f"{{ {inner} }}" if inner else "{}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, cast('list[Any]', value)))}]"
-    return json.dumps(value, ensure_ascii=False)
+    return f"# {toml_key(key)} is not set" if value is None else f"{toml_key(key)} = {toml_value(value)}"
 
 
 def differences(configs: Sequence[Mapping[str, Any] | None]) -> dict[str, list[str]]:
@@ -94,4 +81,4 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}.{name}", "yes"
             yield from _flat({key: part for key, part in table.items() if key != "name"}, f"{path}.{name}")
     elif value not in (None, [], {}):
-        yield path, _value(value)
+        yield path, toml_value(value)

@@ -1,5 +1,6 @@
 """The log of a run as columns: numbers by step."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
@@ -9,10 +10,30 @@ from numpy.typing import NDArray
 
 from ...pipeline.output import BASE
 
-__all__ = ["EMPTY", "Evaluations", "Event", "Failure", "Floats", "Ints", "RunLog", "Series", "TermLog"]
+__all__ = [
+    "EMPTY",
+    "Evaluations",
+    "Event",
+    "Failure",
+    "Floats",
+    "Ints",
+    "RunLog",
+    "Series",
+    "TermLog",
+    "inputs_in_words",
+]
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
+
+_WORDS: Final = {
+    "flat_logprobs": "log-probabilities",
+    "logprobs": "log-probabilities",
+    "flat_logits": "logits",
+    "logits": "logits",
+    "params": "parameters",
+    "parameters": "parameters",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,3 +171,24 @@ class RunLog:
         """The value of a key in the config's `[train]` table; None if it has none."""
         train = (self.config or {}).get("train")
         return cast("dict[str, Any]", train).get(key) if isinstance(train, dict) else None
+
+    def measured_elsewhere(self) -> dict[str, tuple[str, ...]]:
+        """The terms whose gradients are measured at other inputs than most, with those inputs.
+
+        Norms are comparable only at the same inputs. At a tie, those of the base loss count as the usual ones.
+        """
+        inputs = {name: term.inputs for name, term in self.terms.items() if len(term.pull) and term.inputs}
+        counts = Counter(inputs.values())
+        if len(counts) < 2:
+            return {}
+        common = max(counts, key=lambda names: (counts[names], names == inputs.get(BASE)))
+        return {name: names for name, names in inputs.items() if names != common}
+
+
+def inputs_in_words(inputs: Sequence[str]) -> str:
+    """What gradients are measured with respect to, in words.
+
+    >>> inputs_in_words(("flat_logits", "params"))
+    'logits and parameters'
+    """
+    return " and ".join(dict.fromkeys(_WORDS.get(name, name) for name in inputs))

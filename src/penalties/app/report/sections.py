@@ -16,24 +16,10 @@ from .charts.palette import term_class
 from .charts.scales import percent, seconds, shown, steps_shown
 from .charts.sheet import Frame, Line
 from .charts.stacks import folded, stack
-from .measured import inputs_in_words, measured_elsewhere
-from .runlog import RunLog, Series, TermLog
+from .runlog import RunLog, Series, inputs_in_words
 from .summary import Ends, Summary, shares
 
-__all__ = [
-    "Cell",
-    "Matrix",
-    "Row",
-    "colors",
-    "cosines",
-    "count_series",
-    "events",
-    "failures",
-    "figures",
-    "term_note",
-    "term_rows",
-    "time_rows",
-]
+__all__ = ["colors", "cosines", "count_series", "events", "failures", "figures", "term_note", "term_rows", "time_rows"]
 
 _NONE: Final = "–"
 _MINUS: Final = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
@@ -65,14 +51,13 @@ def figures(run: RunLog, css: Mapping[str, str], points: int) -> dict[str, list[
     }
 
 
-def _failed(term: TermLog) -> list[int]:
-    return [failure.step for failure in term.failures]
-
-
 def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
     if not len(run.total):
         return []
-    drawn = [Line(name, css[name], term.contribution, _failed(term)) for name, term in run.terms.items()]
+    drawn = [
+        Line(name, css[name], term.contribution, [failure.step for failure in term.failures])
+        for name, term in run.terms.items()
+    ]
     told = [Moment(event.step, event.kind) for event in run.events if event.kind in ("resumed", "interrupted")]
     total = Line("total", "total", run.total)
     note = "weight × value of every term, stacked; the line is their sum"
@@ -80,7 +65,7 @@ def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
 
 
 def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
-    apart = measured_elsewhere(run)
+    apart = run.measured_elsewhere()
     pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     if not pulls and not len(run.grad_norm):
         return []

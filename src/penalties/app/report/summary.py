@@ -6,7 +6,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from .measured import measured_elsewhere
 from .runlog import Floats, Ints, RunLog, Series, TermLog
 
 __all__ = ["Ends", "Pair", "Spike", "Summary", "TermSummary", "ends", "shares", "summarise"]
@@ -155,7 +154,7 @@ def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
 def summarise(run: RunLog, conflict: float) -> Summary:
     """The numbers of a run; `conflict` is the cosine below which two terms fight."""
     loss = shares({name: term.contribution for name, term in run.terms.items()}, run.steps)
-    apart = measured_elsewhere(run)
+    apart = run.measured_elsewhere()
     pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
     gradient = shares(pulls, run.steps)
     tracked = bool(pulls)

@@ -17,7 +17,11 @@ class References:
     def __init__(self, providers: Mapping[str, Provider], folder: Path) -> None:
         """Load what earlier processes saved."""
         self.providers: dict[str, Any] = dict(providers)
-        self._files = {name: folder / f"{name}.npz" for name, one in providers.items() if _caches(one)}
+        self._files = {
+            name: folder / f"{name}.npz"
+            for name, one in providers.items()
+            if isinstance(one, Initial) or (isinstance(one, Teacher) and one.cache)
+        }
         self._known = dict.fromkeys(self._files, 0)
         for name, path in self._files.items():
             if path.is_file():
@@ -69,7 +73,3 @@ class References:
         """The references of some data, computed now."""
         started = {name: provider.start(client, data, step=step) for name, provider in self.providers.items()}
         return {name: future.result() for name, future in started.items()}
-
-
-def _caches(provider: Any) -> bool:
-    return isinstance(provider, Initial) or (isinstance(provider, Teacher) and provider.cache)

@@ -1,65 +1,41 @@
 """A live table: a bar, and a row for each term with its value, weight, share of the loss, gradient and history."""
 
+import array
 import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+import numpy as np
+
 from .progress import STOPPING, Pace, Progress, share_of, short, sparkline, spoken
 
-__all__ = ["History", "Live"]
+__all__ = ["Live", "means"]
 
 _PER_SECOND: Final = 2
 """Redraws per second, in a thread; no other Python code runs during a redraw."""
-_WIDTH: Final = 20
+_LONGEST: Final = 40
+"""The maximum width of a history."""
 _WIDEST: Final = 100
 _SHORTEST: Final = 10
 """The maximum width of a line with a bar, and the minimum width of a bar or a history."""
 _ASCII: Final = "_.:-=+*#"
 
 
-class History:
-    """The values of a term over a run, as at most `2 * width + 1` means over equal numbers of steps.
+def means(values: "array.array[float]", most: int) -> list[float]:
+    """Numbers as at most this many means over equal numbers of steps; the last may be of fewer.
 
-    >>> history = History(width=2)
-    >>> for value in range(8):
-    ...     history.add(value)
-    >>> history.values()
+    >>> means(array.array("d", range(8)), 4)
     [0.5, 2.5, 4.5, 6.5]
     """
-
-    def __init__(self, width: int = _WIDTH) -> None:
-        """Nothing yet."""
-        self._most = 2 * width
-        self._of = 1
-        self._means: list[float] = []
-        self._open: list[float] = []
-
-    def add(self, value: float | None) -> None:
-        """Add the next value; None if there was none."""
-        self._open.append(math.nan if value is None else value)
-        if len(self._open) < self._of:
-            return
-        self._means.append(_mean(self._open))
-        self._open = []
-        if len(self._means) > self._most:
-            pairs = zip(self._means[::2], self._means[1::2], strict=False)
-            left = self._means[len(self._means) // 2 * 2 :]
-            self._means = [_mean(list(pair)) for pair in pairs]
-            self._open = [value for value in left for _ in range(self._of)]
-            self._of *= 2
-
-    def values(self, most: int | None = None) -> list[float]:
-        """The means, in order; the last may be of fewer steps."""
-        means = [*self._means, *([_mean(self._open)] if self._open else [])]
-        of = 1 if most is None else max(1, -(-len(means) // most))
-        return [_mean(means[start : start + of]) for start in range(0, len(means), of)]
-
-
-def _mean(values: list[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
+    of = max(1, -(-len(values) // most))
+    numbers = np.frombuffer(values)
+    finite = np.isfinite(numbers)
+    starts = np.arange(0, len(numbers), of)
+    counts = np.add.reduceat(finite.astype(float), starts)
+    sums = np.add.reduceat(np.where(finite, numbers, 0.0), starts)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan).tolist()
 
 
 class Live(Progress):
@@ -78,7 +54,7 @@ class Live(Progress):
         self._doing = ""
         self._stopping = False
         self._record: Mapping[str, Any] | None = None
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, array.array[float]] = {}
         self._gradients: dict[str, float] = {}
         """The last norm of each row: not every step measures them."""
         self._ended = False
@@ -121,7 +97,8 @@ class Live(Progress):
             self._record = record
             self._doing = ""
             for name, part in _rows(record["loss"]).items():
-                self._histories.setdefault(name, History()).add(part["value"])
+                value = math.nan if part["value"] is None else part["value"]
+                self._histories.setdefault(name, array.array("d")).append(value)
                 norm = part.get("grad_norm_weighted", part.get("grad_norm"))
                 if norm is not None:
                     self._gradients[name] = norm
@@ -186,7 +163,7 @@ class Live(Progress):
             made.append(numbers, "dim" if history is None else "red" if failed else "")
             if history is not None:
                 room = self._console.width - len(first) - len(numbers) - 4
-                made.append(f"  {sparkline(history.values(max(room, _SHORTEST)), self._marks)}", "cyan")
+                made.append(f"  {sparkline(means(history, min(max(room, _SHORTEST), _LONGEST)), self._marks)}", "cyan")
 
 
 _STYLES: Final = {"warning": "yellow", "failed": "red", "finished": "green"}

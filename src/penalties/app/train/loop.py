@@ -265,13 +265,13 @@ def _described(plain: LossOutput) -> dict[str, Any]:
     return {
         "loss": plain.to_dict(),
         "durations": {term.name: term.duration for term in plain.all if term.duration is not None},
-        "errors": {term.name: _reason(term.error) for term in plain.all if term.error is not None},
+        # Without the name of the term.
+        "errors": {
+            term.name: term.error.message if isinstance(term.error, TermError) else said(term.error)
+            for term in plain.all
+            if term.error is not None
+        },
     }
-
-
-def _reason(error: BaseException) -> str:
-    """Why a term failed, without its name."""
-    return error.message if isinstance(error, TermError) else said(error)
 
 
 def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:

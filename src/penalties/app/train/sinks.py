@@ -215,15 +215,11 @@ def _wandb(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
     return telemetry.WeightsAndBiases(started)
 
 
-def _opentelemetry(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
-    return telemetry.OpenTelemetry()
-
-
 _MAKERS: Final[dict[str, Callable[[Any, _Run, contextlib.ExitStack], Sink]]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
     "wandb": _wandb,
-    "opentelemetry": _opentelemetry,
+    "opentelemetry": lambda options, run, ending: telemetry.OpenTelemetry(),
 }
 """A sink of a config is a function here, and a line."""
 

@@ -71,7 +71,8 @@ def _outcome(order: Ranking) -> Iterator[Finding]:
         return
     yield Finding("outcome", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
     second, last = others[0], others[-1]
-    yield Finding("outcome", (*second.title, f" {_follow(second)}, with {second.shown}{_more(second, best)}."))
+    follow = "follows" if len(second.members) == 1 else "follow"
+    yield Finding("outcome", (*second.title, f" {follow}, with {second.shown}{_more(second, best)}."))
     if between(best, second).chance:
         yield Finding("outcome", ("The spread between seeds is larger than this difference: it may be chance.",))
     if len(others) > 1:
@@ -81,10 +82,6 @@ def _outcome(order: Ranking) -> Iterator[Finding]:
 def _ends(group: Group, order: Ranking) -> str:
     average = "" if len(group.members) == 1 else ", on average,"
     return f"had{average}" if order.at is not None else f"ended{average} with"
-
-
-def _follow(group: Group) -> str:
-    return "follows" if len(group.members) == 1 else "follow"
 
 
 def _more(group: Group, best: Group) -> str:

@@ -121,14 +121,11 @@ def broken(run: RunLog, summary: Summary) -> Iterator[Finding]:
         text = (f"The loss was NaN or infinite in {counted}, {where}", *_source(run, first), ".")
         yield Finding("broken", text, () if summary.loss is None else (f"was NaN or infinite in {counted}",))
     elif len(bad):
-        counted = f"{steps_shown(len(bad))} of {steps_shown(len(norms))} {_counted(run)}"
+        measured = "steps" if len(norms) == len(run.steps) else "measured steps"
+        counted = f"{steps_shown(len(bad))} of {steps_shown(len(norms))} {measured}"
         where = f"first at step {steps_shown(bad[0])}"
         text = (f"The gradient was NaN or infinite in {counted}, {where}, though the loss was finite.",)
         yield Finding("broken", text, (f"its gradient was NaN or infinite in {counted}",))
-
-
-def _counted(run: RunLog) -> str:
-    return "steps" if len(run.grad_norm) == len(run.steps) else "measured steps"
 
 
 def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:

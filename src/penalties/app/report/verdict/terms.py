@@ -9,8 +9,7 @@ import numpy as np
 from ....pipeline.explanation import CONFLICT
 from ....pipeline.output import BASE
 from ..charts.scales import percent, seconds, shown, steps_shown
-from ..measured import inputs_in_words
-from ..runlog import RunLog
+from ..runlog import RunLog, inputs_in_words
 from ..summary import Pair, Summary, TermSummary
 from .findings import Finding
 from .sentences import Name, Sentence, listed

@@ -1,6 +1,6 @@
 """Phrases in English and in pig latin: the data of the demo.
 
-`python -m penalties.app.demo.pig_latin` writes the files again.
+`python tools/pig_latin.py` writes the files again.
 """
 
 import json
@@ -60,4 +60,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).parent)
+    write(Path(__file__).parents[1] / "src" / "penalties" / "app" / "demo")

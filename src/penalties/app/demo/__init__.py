@@ -1,1 +1,0 @@
-"""The config that ships with the program, and its data."""
