@@ -20,7 +20,18 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-BENCHMARKS = ("program", "telemetry", "functions", "pipeline", "gradient_norms", "execution", "custom_loss", "sdk")
+BENCHMARKS = (
+    "program",
+    "telemetry",
+    "functions",
+    "packing",
+    "pipeline",
+    "gradient_norms",
+    "execution",
+    "custom_loss",
+    "train",
+    "sdk",
+)
 
 
 def main() -> int:

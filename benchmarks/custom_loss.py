@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 import penalties as pn
-from penalties.training import AdamParams, Datum, LocalTrainingClient, ModelInput, forward_backward_custom
+from penalties.training import Datum, LocalTrainingClient, ModelInput, forward_backward_custom
 
 from .harness import FIXED_ALLOCATOR, Row, compare, in_process
+from .loop import ADAM, VOCABULARY, Loop, save_model
 
-ADAM = AdamParams(learning_rate=1e-4)
-VOCABULARY = 2048
 # Sequences of many lengths, as data are.
 LENGTHS = (64, 33, 48, 57, 21, 64, 40, 12)
 
@@ -53,7 +51,7 @@ def run(scale: float) -> list[Row]:
 def rows(scale: float) -> list[Row]:
     data = _data()
     with tempfile.TemporaryDirectory() as folder:
-        _save_model(Path(folder))
+        save_model(Path(folder))
         return [*_regularizers(Path(folder), data, scale), *_against_a_loop(Path(folder), data, scale)]
 
 
@@ -129,40 +127,6 @@ def _surprise(logprobs: Tensor) -> Tensor:
     return (logprobs.exp() - 0.5).square().sum() - 0.1 * logprobs.sum()
 
 
-class Loop:
-    """What a user writes without a client: the model, the optimizer, and a batch that was padded beforehand."""
-
-    def __init__(self, folder: Path, data: Sequence[Datum]) -> None:
-        from peft import LoraConfig, get_peft_model
-        from transformers import AutoModelForCausalLM
-
-        config = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-        torch.manual_seed(0)
-        self.model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), config).eval()
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(parameters, ADAM.learning_rate, (0.9, 0.95), 1e-12, 0.0, fused=True)
-        shape = (len(data), max(LENGTHS))
-        self.tokens, self.targets = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-        self.mask, self.weights = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
-        for row, datum in enumerate(data):
-            length = datum.model_input.length
-            self.tokens[row, :length] = torch.tensor(datum.model_input.to_ints())
-            self.targets[row, :length] = torch.as_tensor(datum.loss_fn_inputs["target_tokens"].to_numpy())
-            self.weights[row, :length] = torch.as_tensor(datum.loss_fn_inputs["weights"].to_numpy())
-            self.mask[row, :length] = 1
-
-    def nll(self) -> Tensor:
-        logits = self.model(input_ids=self.tokens, attention_mask=self.mask, use_cache=False).logits
-        return cross_entropy(logits.flatten(0, 1), self.targets.flatten(), reduction="none").view(self.targets.shape)
-
-    def step(self, loss: Tensor) -> float:
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        # Nobody trains without looking at it.
-        return loss.item()
-
-
 def _data() -> list[Datum]:
     generator = np.random.default_rng(0)
     data: list[Datum] = []
@@ -171,20 +135,3 @@ def _data() -> list[Datum]:
         weights = (np.arange(length) >= length // 3).astype(np.float32)
         data.append(Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:], "weights": weights}))
     return data
-
-
-def _save_model(folder: Path) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        tie_word_embeddings=False,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
