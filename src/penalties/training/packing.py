@@ -80,19 +80,8 @@ def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:
         # A sum or mean over all elements is the same over the packed arrays, in one piece.
         return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
     unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
-    return Term(
-        unpacked,
-        term.weight,
-        term.name,
-        unpacked.reads,
-        enabled=term.enabled,
-        differentiable=term.differentiable,
-        runs="async" if term.runs == "inline" and term.asynchronous else term.runs,
-        timeout=term.timeout,
-        on_error=term.on_error,
-        every=term.every,
-        idempotent=term.idempotent,
-    )
+    runs = "async" if term.runs == "inline" and term.asynchronous else term.runs
+    return term.replace(fn=unpacked, inputs=unpacked.reads, options=None, chunk=None, runs=runs)
 
 
 def _check_inputs(term: Term, known: set[str], local: bool) -> None:

@@ -4,8 +4,9 @@ A server computes a loss L of the log-probabilities with weights that the client
 ∂C/∂logprob of the client's loss C, the chain rule does the rest: the model gets the gradient of C.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -18,19 +19,31 @@ FORWARD: Final = "cross_entropy"
 """The loss of a forward request: every server has it, and returns the log-probabilities with it."""
 
 
-class Surrogate(Protocol):
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Surrogate:
     """How a gradient is sent to one kind of server."""
 
     loss_fn: str
     """The server's loss that is used."""
     rows: bool
     """Whether it takes several targets per position."""
+    inputs: Callable[[Array, Array, int], Mapping[str, Array]]
+    """The inputs of that loss, from the log-probabilities of a datum, the gradient there, and the number of data."""
 
-    def data(
-        self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[Any]:
+    def data(self, data: Sequence[Any], logprobs: Sequence[Array], gradients: Sequence[Array]) -> list[Any]:
         """The data to send."""
-        ...
+        made: list[Any] = []
+        for index, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
+            targets = inputs_of(index, datum)["target_tokens"]
+            inputs = self.inputs(before, gradient, len(data))
+            if not all(np.isfinite(array).all() for array in inputs.values()):
+                raise NonFiniteError("inf", f"datum {index}: the gradient of the loss is too large for float32")
+            arrays = {name: like(targets, array) for name, array in inputs.items()}
+            made.append(with_inputs(datum, {"target_tokens": targets, **arrays}))
+        return made
 
 
 def forward_data(data: Sequence[Any]) -> list[Any]:
@@ -46,53 +59,27 @@ def forward_data(data: Sequence[Any]) -> list[Any]:
     return made
 
 
-class _Summed:
+def _summed(before: Array, gradient: Array, count: int) -> Mapping[str, Array]:
     """Servers that compute Σ −logprob·weight: the weight is minus the gradient."""
-
-    loss_fn = "cross_entropy"
-    rows = True
-
-    def data(
-        self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[Any]:
-        made: list[Any] = []
-        for index, (datum, gradient) in enumerate(zip(data, gradients, strict=True)):
-            targets = inputs_of(index, datum)["target_tokens"]
-            made.append(with_inputs(datum, {"target_tokens": targets, "weights": like(targets, -gradient)}))
-        return made
+    return {"weights": -gradient}
 
 
-class _Averaged:
+def _averaged(before: Array, gradient: Array, count: int) -> Mapping[str, Array]:
     """Servers that average over the tokens of a sequence, and over the sequences of a step, as SkyRL does.
 
     With cross_entropy the weights cancel out on such a server. Importance sampling has the gradient −advantage if the
     old log-probabilities are the current ones, and is divided by numbers that are known here: the length of each
     sequence and the number of sequences. Several calls before one step are averaged by their numbers of sequences.
     """
-
-    loss_fn = "importance_sampling"
-    rows = False
-
-    def data(
-        self, data: Sequence[Any], logprobs: Sequence[np.ndarray[Any, Any]], gradients: Sequence[np.ndarray[Any, Any]]
-    ) -> list[Any]:
-        made: list[Any] = []
-        for index, (datum, before, gradient) in enumerate(zip(data, logprobs, gradients, strict=True)):
-            targets = inputs_of(index, datum)["target_tokens"]
-            advantages = -len(gradient) * len(data) * gradient.astype(np.float64)
-            if np.abs(advantages).max() > np.finfo(np.float32).max:
-                raise NonFiniteError("inf", f"datum {index}: the gradient of the loss is too large for float32")
-            advantages = advantages.astype(np.float32)
-            inputs: Mapping[str, Any] = {
-                "target_tokens": targets,
-                "logprobs": like(targets, before),
-                "advantages": like(targets, advantages),
-            }
-            made.append(with_inputs(datum, inputs))
-        return made
+    with np.errstate(over="ignore"):
+        advantages = (-len(gradient) * count * gradient.astype(np.float64)).astype(np.float32)
+    return {"logprobs": before, "advantages": advantages}
 
 
-SERVERS: Final[Mapping[str, Surrogate]] = {"tinker": _Summed(), "skyrl": _Averaged()}
+SERVERS: Final[Mapping[str, Surrogate]] = {
+    "tinker": Surrogate("cross_entropy", rows=True, inputs=_summed),
+    "skyrl": Surrogate("importance_sampling", rows=False, inputs=_averaged),
+}
 """The kinds of servers, by name."""
 
 

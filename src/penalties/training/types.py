@@ -104,10 +104,6 @@ class TensorData:
         """The call that makes it."""
         return f"TensorData({self._array.tolist()}, dtype={self.dtype!r})"
 
-    def __reduce__(self) -> Any:
-        """Pickle the array."""
-        return TensorData, (self._array, self.dtype)
-
 
 @dataclass(frozen=True)
 class EncodedTextChunk:
@@ -164,22 +160,16 @@ class Datum:
 
     def __post_init__(self) -> None:
         """Convert arrays and lists to `TensorData`."""
-        made = {
-            str(key): value
-            if isinstance(value, TensorData)
-            else _whole_data(numpy_of(value))
-            if key == "target_tokens"
-            else TensorData(numpy_of(value))
-            for key, value in self.loss_fn_inputs.items()
-        }
-        for key in ("weights", "advantages", "logprobs"):
-            if key in made and made[key].dtype != "float32":
-                made[key] = TensorData(made[key].to_numpy(), "float32")
+        made: dict[str, TensorData] = {}
+        for key, value in self.loss_fn_inputs.items():
+            data = value if isinstance(value, TensorData) else None
+            if key in ("weights", "advantages", "logprobs") and (data is None or data.dtype != "float32"):
+                data = TensorData(numpy_of(value), "float32")
+            elif data is None:
+                array = numpy_of(value)
+                data = TensorData(_whole(key, array) if key == "target_tokens" else array)
+            made[str(key)] = data
         object.__setattr__(self, "loss_fn_inputs", made)
-
-
-def _whole_data(array: np.ndarray[Any, Any]) -> TensorData:
-    return TensorData(_whole("target_tokens", array), "int64")
 
 
 def _whole(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
