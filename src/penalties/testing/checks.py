@@ -36,9 +36,9 @@ def check_value(sample: Sample) -> Check:
         again = sample.value()
     except PenaltiesError as error:
         return Check("value", "failed", str(error))
-    for target, old, new in zip(sample.positions, before, after, strict=True):
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if not np.array_equal(old, new, equal_nan=old.dtype.kind == "f"):
-            return Check("value", "failed", f"it modifies its input {sample.label(*target)} in place; make a new array")
+            return Check("value", "failed", f"it modifies its input {sample.label(index)} in place; make a new array")
     if not np.isfinite(value):
         return Check("value", "failed", f"it is {value} at the given inputs")
     if not close(again, value):
@@ -54,7 +54,7 @@ def check_value(sample: Sample) -> Check:
 
 
 def _everything(sample: Sample) -> list[Numbers]:
-    return [numbers(flat.ops, leaf) for flat in sample.nests.values() for leaf in flat.leaves]
+    return [numbers(sample.ops, leaf) for leaf in sample.leaves]
 
 
 def close(a: float, b: float, tolerance: float = _SAME) -> bool:
@@ -95,7 +95,6 @@ def check_compiled(sample: Sample, wanted: bool) -> Check:
         return Check("compile", "skipped", "NumPy has no compiler")
     if sample.term.runs != "inline":
         return Check("compile", "skipped", f'runs="{sample.term.runs}": it is never compiled')
-    assert sample.ops is not None, "there are arrays"
     plain = sample.evaluate(gradient=sample.term.differentiable)
     slopes = {} if plain.gradient is None else sample.gradients(plain)
     torch = sample.library == "PyTorch"
@@ -105,7 +104,7 @@ def check_compiled(sample: Sample, wanted: bool) -> Check:
     except Exception as error:  # each compiler has its own exceptions
         return Check("compile", "failed", f"{name} cannot trace it: {_short(error)}")
     for what, one, other in zip(
-        ["value", *(f"gradient at {sample.label(*target)}" for target in slopes)],
+        ["value", *(f"gradient at {sample.label(target)}" for target in slopes)],
         [plain.value, *slopes.values()],
         found,
         strict=True,
@@ -126,7 +125,7 @@ def _by_torch(sample: Sample, gradient: bool) -> list[Any]:
     torch.compiler.reset()
     compiled = torch.compile(_value_of(sample), fullgraph=True, backend="aot_eager")
     leaves = [leaf.clone() for leaf in sample.leaves]
-    targets = [leaves[index].requires_grad_() for index in _indices(sample)] if gradient else []
+    targets = [leaves[index].requires_grad_() for index in sample.targets] if gradient else []
     value = compiled(*leaves)
     return [value, *(torch.autograd.grad(value, targets, allow_unused=True) if gradient else ())]
 
@@ -136,7 +135,7 @@ def _by_jax(sample: Sample, gradient: bool) -> list[Any]:
     value_of = _value_of(sample)
     if not gradient:
         return [jax.jit(value_of)(*sample.leaves)]
-    value, slopes = jax.jit(jax.value_and_grad(value_of, argnums=tuple(_indices(sample))))(*sample.leaves)
+    value, slopes = jax.jit(jax.value_and_grad(value_of, argnums=tuple(sample.targets)))(*sample.leaves)
     return [value, *slopes]
 
 
@@ -145,11 +144,6 @@ def _value_of(sample: Sample) -> Callable[..., Any]:
     pipeline = Pipeline([sample.term.replace(weight=1.0, enabled=True, every=1, on_error="raise")])
     step = 0 if sample.term.needs_step else None
     return lambda *leaves: pipeline.total(step=step, **sample.filled(leaves).inputs)
-
-
-def _indices(sample: Sample) -> list[int]:
-    """The indices of the targets among all arrays."""
-    return [sample.positions.index(target) for target in sample.targets]
 
 
 def _short(error: BaseException) -> str:

@@ -6,7 +6,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..backends import Backend
+from .. import trees
+from ..backends import Backend, owner
 from ..errors import GradientError, OptionError, PenaltiesError
 from ..pipeline import Evaluation
 from ..pipeline.kinds import is_mapping, is_row
@@ -22,61 +23,43 @@ _TINY: Final = 1e-30
 _LARGE: Final = 1e4
 
 
-def _zeros(sample: Sample) -> Sample:
-    return _changed(sample, lambda x: np.zeros(x.shape))
-
-
-def _tiny(sample: Sample) -> Sample:
-    return _changed(sample, lambda x: np.where(x < 0, -_TINY, _TINY))
-
-
-def _large(sample: Sample) -> Sample:
-    def scaled(x: Numbers) -> Numbers:
-        largest = np.max(np.abs(x), initial=0.0, where=np.isfinite(x))
-        return x * (_LARGE / largest) if largest else np.full(x.shape, _LARGE)
-
-    return _changed(sample, scaled)
-
-
-def _one_row(sample: Sample) -> Sample | None:
-    arrays = [flat.leaves[0] for flat in sample.nests.values() if flat.structure is None]
-    rows = next((len(array) for array in arrays if len(array.shape)), 0)
-    if not rows:
-        return None
-    nests = {
-        name: flat._replace(leaves=[flat.leaves[0][:1]])
-        if flat.structure is None and tuple(flat.leaves[0].shape[:1]) == (rows,)
-        else flat
-        for name, flat in sample.nests.items()
-    }
-    rest = {name: value[:1] if is_row(value) and len(value) == rows else value for name, value in sample.rest.items()}
-    return replace(sample, nests=nests, rest=rest)
-
-
-def _half(sample: Sample) -> Sample:
-    return sample.cast("float16")
-
-
-EDGES: Final[dict[str, Callable[[Sample], Sample | None]]] = {
-    "zeros": _zeros,
-    "tiny": _tiny,
-    "large": _large,
-    "one_row": _one_row,
-    "half": _half,
-}
-"""Each replaces the inputs in one way; None if that is impossible."""
-
-
-def _changed(sample: Sample, change: Callable[[Numbers], Any]) -> Sample:
-    """Replace the numbers of the inputs in `wrt`, or of every input if `wrt` is empty."""
-    names = sample.wrt or tuple(sample.nests)
+def _changed(change: Callable[[Numbers], Any]) -> Callable[[Sample], Sample]:
+    """Replaces the numbers of the inputs in `wrt`, or of every input if `wrt` is empty."""
 
     def put(ops: Backend, leaf: Any) -> Any:
         return ops.constant(np.asarray(change(numbers(ops, leaf).astype(np.float64))), leaf)
 
-    whole = sample.mapped(put)
-    nests = {name: (whole if name in names else sample).nests[name] for name in sample.nests}
-    return replace(sample, nests=nests)
+    def changed(sample: Sample) -> Sample:
+        whole, chosen = sample.mapped(put), sample.targets if sample.wrt else sample.floats
+        pairs = zip(whole.leaves, sample.leaves, strict=True)
+        return sample.filled(new if i in chosen else old for i, (new, old) in enumerate(pairs))
+
+    return changed
+
+
+def _scaled(x: Numbers) -> Numbers:
+    largest = np.max(np.abs(x), initial=0.0, where=np.isfinite(x))
+    return x * (_LARGE / largest) if largest else np.full(x.shape, _LARGE)
+
+
+def _one_row(sample: Sample) -> Sample | None:
+    arrays = {name: value for name, value in sample.named.items() if owner(value) is not None}
+    rows = next((len(array) for array in arrays.values() if len(array.shape)), 0)
+    if not rows:
+        return None
+    first = {name: array[:1] for name, array in arrays.items() if tuple(array.shape[:1]) == (rows,)}
+    rest = {name: value[:1] if is_row(value) and len(value) == rows else value for name, value in sample.rest.items()}
+    return replace(sample, arrays=trees.flatten({**sample.named, **first}), rest=rest)
+
+
+EDGES: Final[dict[str, Callable[[Sample], Sample | None]]] = {
+    "zeros": _changed(lambda x: np.zeros(x.shape)),
+    "tiny": _changed(lambda x: np.where(x < 0, -_TINY, _TINY)),
+    "large": _changed(_scaled),
+    "one_row": _one_row,
+    "half": lambda sample: sample.cast("float16"),
+}
+"""Each replaces the inputs in one way; None if that is impossible."""
 
 
 def edge_samples(sample: Sample, given: Any, edges: Edges) -> dict[str, Sample | None]:
@@ -119,13 +102,11 @@ def check_edge(name: str, sample: Sample | None) -> Check:
     if evaluation.gradient is None:
         return Check(label, "passed", f"value {value:.6g}")
     for target, gradient in sample.gradients(evaluation).items():
-        ops = sample.nests[target[0]].ops
-        found = np.zeros(()) if gradient is None else numbers(ops, gradient)
+        found = np.zeros(()) if gradient is None else numbers(sample.ops, gradient)
         if not np.all(np.isfinite(found)):
             bad = float(found[~np.isfinite(found)][0])
-            return Check(
-                label, "failed", f"the gradient at {sample.label(*target)} has {bad}; the value is {value:.6g}"
-            )
+            where = sample.label(target)
+            return Check(label, "failed", f"the gradient at {where} has {bad}; the value is {value:.6g}")
     return Check(label, "passed", f"value {value:.6g}, gradient finite")
 
 

@@ -1,14 +1,16 @@
 """The gradient of a term against central differences of its value."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from ..backends import double_precision
 from ..errors import GradientError, PenaltiesError
 from ..pipeline import Evaluation
-from .sample import Numbers, Sample, Target, number, numbers
+from .sample import Numbers, Sample, number, numbers
 from .verdict import Check
 
 __all__ = ["check_gradient"]
@@ -77,7 +79,7 @@ def check_gradient(
         return Check("gradient", "failed", "no input holds floats; set differentiable=False to treat it as a constant")
     if not sample.wrt:
         return Check("gradient", "skipped", "wrt is empty")
-    with sample.double():
+    with double_precision(True) if sample.library == "JAX" else contextlib.nullcontext():
         try:
             wide = sample.cast("float64").after(calls)
             return _compared(wide, wide.evaluate(gradient=True), step, tolerance, kinks)
@@ -115,55 +117,53 @@ def _compared(
 
 
 def _slopes(sample: Sample, evaluation: Evaluation, step: float, tolerance: float, epsilon: float) -> Iterator[_Slope]:
-    assert sample.ops is not None, "there are arrays of floats"
     random = np.random.default_rng(0)
-    given = sample.gradients(evaluation)
-    values = {target: numbers(sample.ops, sample.nests[target[0]].leaves[target[1]]) for target in given}
+    given, names = sample.gradients(evaluation), sample.names
+    values = {i: numbers(sample.ops, sample.leaves[i]) for i in given}
     gradients = {
-        target: np.zeros(values[target].shape) if gradient is None else numbers(sample.ops, gradient)
-        for target, gradient in given.items()
+        i: np.zeros(values[i].shape) if gradient is None else numbers(sample.ops, gradient)
+        for i, gradient in given.items()
     }
     # Steps scale with the element, so that none is rounded away; infinite elements are left alone.
-    scales = {t: np.where(np.isfinite(x), np.maximum(1.0, np.abs(x)), 0.0) for t, x in values.items()}
+    scales = {i: np.where(np.isfinite(x), np.maximum(1.0, np.abs(x)), 0.0) for i, x in values.items()}
     center = number(evaluation)
 
-    def along(directions: Mapping[Target, Numbers]) -> tuple[float, float, float, float]:
+    def along(directions: Mapping[int, Numbers]) -> tuple[float, float, float, float]:
         """The gradient along a direction, the slopes of the two sides, and the rounding error of these."""
         low, high = (
-            _moved(sample, {t: values[t] + sign * step * d for t, d in directions.items()}).value() for sign in (-1, 1)
+            _moved(sample, {i: values[i] + sign * step * d for i, d in directions.items()}).value() for sign in (-1, 1)
         )
-        gradient = sum(float(np.sum(gradients[t] * d)) for t, d in directions.items())
+        gradient = sum(float(np.sum(gradients[i] * d)) for i, d in directions.items())
         noise = 64 * epsilon * max(abs(low), abs(high), abs(center)) / step
         return gradient, (center - low) / step, (high - center) / step, noise
 
     for name in sample.wrt:
-        for target, index in _elements(random, {t: s for t, s in scales.items() if t[0] == name}):
-            scale = scales[target][index]
-            direction = np.zeros(values[target].shape)
+        for i, index in _elements(random, {i: scale for i, scale in scales.items() if names[i] == name}):
+            scale = scales[i][index]
+            direction = np.zeros(values[i].shape)
             direction[index] = scale
-            gradient, left, right, noise = (part / scale for part in along({target: direction}))
-            size = max(float(np.max(np.abs(gradients[target]))), abs(left + right) / 2)
-            position = f"[{', '.join(map(str, index))}]" if index else ""
-            connected = given[target] is not None
-            allowed = tolerance * size + noise
-            yield _Slope(sample.label(*target) + position, gradient, left, right, size, allowed, connected)
-    signs = {t: s * random.choice([-1.0, 1.0], s.shape) for t, s in scales.items()}
+            gradient, left, right, noise = (part / scale for part in along({i: direction}))
+            size = max(float(np.max(np.abs(gradients[i]))), abs(left + right) / 2)
+            label = sample.label(i) + (f"[{', '.join(map(str, index))}]" if index else "")
+            yield _Slope(label, gradient, left, right, size, tolerance * size + noise, given[i] is not None)
+    signs = {i: s * random.choice([-1.0, 1.0], s.shape) for i, s in scales.items()}
     gradient, left, right, noise = along(signs)
-    length = float(np.sqrt(sum(np.sum(np.square(gradients[t] * d)) for t, d in signs.items())))
+    length = float(np.sqrt(sum(np.sum(np.square(gradients[i] * d)) for i, d in signs.items())))
     size = max(length, abs(gradient), abs(left + right) / 2)
     yield _Slope("a random direction", gradient, left, right, size, tolerance * size + noise)
 
 
-def _elements(random: np.random.Generator, scales: Mapping[Target, Numbers]) -> list[tuple[Target, tuple[int, ...]]]:
+def _elements(random: np.random.Generator, scales: Mapping[int, Numbers]) -> list[tuple[int, tuple[int, ...]]]:
     """Some finite elements of an input, each by its array and its index there."""
-    every = [(target, int(flat)) for target, scale in scales.items() for flat in np.flatnonzero(scale)]
+    every = [(i, int(flat)) for i, scale in scales.items() for flat in np.flatnonzero(scale)]
     count = min(len(every), _ELEMENTS)
     some = [every[int(i)] for i in sorted(random.choice(len(every), count, replace=False))] if count else []
-    return [(t, tuple(int(i) for i in np.unravel_index(flat, scales[t].shape))) for t, flat in some]
+    return [(i, tuple(int(k) for k in np.unravel_index(flat, scales[i].shape))) for i, flat in some]
 
 
-def _moved(sample: Sample, values: Mapping[Target, Any]) -> Sample:
-    return sample.filled(
-        sample.nests[target[0]].ops.constant(np.asarray(values[target]), leaf) if target in values else leaf
-        for target, leaf in zip(sample.positions, sample.leaves, strict=True)
-    )
+def _moved(sample: Sample, values: Mapping[int, Any]) -> Sample:
+    assert sample.ops is not None, "there are arrays of floats"
+    leaves = list(sample.leaves)
+    for i, new in values.items():
+        leaves[i] = sample.ops.constant(np.asarray(new), leaves[i])
+    return sample.filled(leaves)

@@ -1,15 +1,13 @@
-"""A term with the inputs to try it on, and ways to change them."""
+"""A term and its inputs, and ways to change them."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import trees
-from ..backends import Backend, double_precision, owner
+from ..backends import Backend, owner
 from ..errors import BackendError, InputError, OptionError
 from ..functional.nests import Nest, flatten
 from ..pipeline import Evaluation
@@ -18,16 +16,14 @@ from ..pipeline.inputs import lookup, prepared, reads
 from ..pipeline.kinds import is_mapping
 from ..pipeline.term import Term
 
-__all__ = ["Numbers", "Sample", "Target", "number", "numbers"]
+__all__ = ["Numbers", "Sample", "number", "numbers"]
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
 
-Target: TypeAlias = tuple[str, int]
-"""The name of an input, and the index of an array in it."""
 
-
-def numbers(ops: Backend, x: Any) -> Numbers:
+def numbers(ops: Backend | None, x: Any) -> Numbers:
     """An array of any library as a NumPy array."""
+    assert ops is not None, "there are arrays"
     return np.asarray(ops.read([x])[0])
 
 
@@ -41,8 +37,8 @@ class Sample:
     term: Term
     ops: Backend | None
     """The library of the arrays; None if there are none."""
-    nests: Mapping[str, Nest]
-    """The inputs that are arrays or nests of arrays."""
+    arrays: trees.Flat
+    """The inputs that are arrays or nests of arrays, by name, as one nest."""
     rest: Mapping[str, Any]
     """All other inputs, passed through unchanged."""
     wrt: tuple[str, ...]
@@ -55,14 +51,14 @@ class Sample:
         """Find the inputs of the term; a missing name is an `InputError`."""
         given = _by_name(term, inputs)
         read = {name: lookup(term.name, given, name) for name in term.inputs.values()}
-        found = {name: flat for name, value in read.items() if (flat := _flat(value)) is not None}
-        libraries = [flat.ops for flat in found.values()]
+        nests = {name: nest for name, value in read.items() if (nest := _nest(value)) is not None}
+        libraries = [nest.ops for nest in nests.values()]
         # A term on torch or JAX may also read a NumPy array, which is passed through.
         ops = next((ops for ops in libraries if ops.LIBRARY != "NumPy"), libraries[0] if libraries else None)
-        nests = {name: flat for name, flat in found.items() if flat.ops is ops}
+        nests = {name: nest for name, nest in nests.items() if nest.ops is ops}
+        arrays = trees.flatten({name: nest.rebuild(iter(nest.leaves)) for name, nest in nests.items()})
         rest = {name: value for name, value in read.items() if name not in nests}
-        chosen = _chosen(ops, nests, tuple(read), wrt)
-        return cls(term, ops, nests, rest, chosen).mapped(_copied, floating=False)
+        return cls(term, ops, arrays, rest, _chosen(nests, tuple(read), wrt)).mapped(_copied, floating=False)
 
     @property
     def library(self) -> str:
@@ -70,52 +66,52 @@ class Sample:
         return "NumPy" if self.ops is None else self.ops.LIBRARY
 
     @property
+    def named(self) -> dict[str, Any]:
+        """The inputs that are arrays or nests of arrays."""
+        return self.arrays.rebuild(self.leaves)
+
+    @property
     def inputs(self) -> dict[str, Any]:
         """The inputs as the term reads them."""
-        return {**self.rest, **{name: flat.rebuild(iter(flat.leaves)) for name, flat in self.nests.items()}}
+        return {**self.rest, **self.named}
 
     @property
     def leaves(self) -> list[Any]:
-        """All arrays, in order."""
-        return [leaf for flat in self.nests.values() for leaf in flat.leaves]
+        """All arrays, in order; elsewhere each is known by its index."""
+        return self.arrays.leaves
 
     @property
-    def positions(self) -> list[Target]:
-        """The position of each of them."""
-        return [(name, index) for name, flat in self.nests.items() for index in range(len(flat.leaves))]
+    def names(self) -> list[str]:
+        """The name of the input that each array is in."""
+        return [name for name, value in self.named.items() for _ in trees.arrays(value)]
 
     @property
-    def floats(self) -> list[Target]:
-        """The positions of arrays that can be differentiated."""
-        return [
-            target
-            for target, leaf in zip(self.positions, self.leaves, strict=True)
-            if self.nests[target[0]].ops.differentiable(leaf, requested=True)
-        ]
+    def floats(self) -> list[int]:
+        """The arrays that can be differentiated."""
+        ops = self.ops
+        return [i for i, leaf in enumerate(self.leaves) if ops is not None and ops.differentiable(leaf, requested=True)]
 
     @property
-    def targets(self) -> list[Target]:
-        """The positions of arrays that gradients are taken with respect to."""
-        return [target for target in self.floats if target[0] in self.wrt]
+    def targets(self) -> list[int]:
+        """The arrays that gradients are taken with respect to."""
+        names = self.names
+        return [i for i in self.floats if names[i] in self.wrt]
 
-    def label(self, name: str, index: int) -> str:
+    def label(self, index: int) -> str:
         """The name of an array in messages."""
-        return name + self.nests[name].paths[index]
+        name = self.names[index]
+        return name + self.arrays.paths[index].removeprefix(f"[{name!r}]")
 
     def filled(self, leaves: Iterable[Any]) -> "Sample":
         """The same with other arrays, in order."""
-        rest = iter(leaves)
-        return replace(
-            self,
-            nests={name: flat._replace(leaves=[next(rest) for _ in flat.leaves]) for name, flat in self.nests.items()},
-        )
+        return replace(self, arrays=trees.Flat(list(leaves), self.arrays.structure))
 
     def mapped(self, change: Callable[[Backend, Any], Any], *, floating: bool = True) -> "Sample":
         """The same with every array changed, or every floating one."""
+        chosen = self.floats if floating else range(len(self.leaves))
         return self.filled(
-            change(flat.ops, leaf) if not floating or flat.ops.differentiable(leaf, requested=True) else leaf
-            for flat in self.nests.values()
-            for leaf in flat.leaves
+            change(self.ops, leaf) if self.ops is not None and i in chosen else leaf
+            for i, leaf in enumerate(self.leaves)
         )
 
     def cast(self, dtype: str) -> "Sample":
@@ -141,21 +137,11 @@ class Sample:
         """The value as a number."""
         return number(self.evaluate(state=state))
 
-    def gradients(self, evaluation: Evaluation) -> dict[Target, Any]:
+    def gradients(self, evaluation: Evaluation) -> dict[int, Any]:
         """The gradient of an evaluation at each target; None if there is no path to it."""
         assert evaluation.gradient is not None, "callers check for one"
-        found: dict[Target, Any] = {}
-        for name in self.wrt:
-            flat = self.nests[name]
-            inside = trees.pair(flat.rebuild(flat.leaves), evaluation.gradient[name])
-            found |= {(name, index): gradient for index, gradient in enumerate(inside)}
-        return {target: found[target] for target in self.targets}
-
-    def double(self) -> AbstractContextManager[Any]:
-        """A context in which float64 is available; JAX has to enable it."""
-        if self.library != "JAX":
-            return contextlib.nullcontext()
-        return double_precision(True)
+        found = trees.pair(self.named, evaluation.gradient)
+        return {i: found[i] for i in self.targets}
 
 
 def number(evaluation: Evaluation) -> float:
@@ -174,7 +160,7 @@ def _by_name(term: Term, inputs: Any) -> Mapping[str, Any]:
     return prepared(dict.fromkeys(term.inputs.values(), inputs))
 
 
-def _flat(value: Any) -> Nest | None:
+def _nest(value: Any) -> Nest | None:
     """The arrays of an input; None if it holds anything else, or nothing."""
     try:
         return flatten("check_term", "input", value)
@@ -182,21 +168,19 @@ def _flat(value: Any) -> Nest | None:
         return None
 
 
-def _chosen(
-    ops: Backend | None, nests: Mapping[str, Nest], names: Sequence[str], wrt: str | Sequence[str] | None
-) -> tuple[str, ...]:
-    floating = [
-        name
-        for name, flat in nests.items()
-        if any(flat.ops.differentiable(leaf, requested=True) for leaf in flat.leaves)
-    ]
-    if wrt is None:
-        wanted = [
+def _chosen(nests: Mapping[str, Nest], names: Sequence[str], wrt: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The inputs that gradients are taken with respect to."""
+
+    def some(requested: bool) -> list[str]:
+        return [
             name
-            for name in floating
-            if any(nests[name].ops.differentiable(x, requested=False) for x in nests[name].leaves)
+            for name, nest in nests.items()
+            if any(nest.ops.differentiable(leaf, requested=requested) for leaf in nest.leaves)
         ]
-        return tuple(wanted or floating)
+
+    floating = some(requested=True)
+    if wrt is None:
+        return tuple([name for name in some(requested=False) if name in floating] or floating)
     chosen: dict[str, None] = {}
     for root in (wrt,) if isinstance(wrt, str) else wrt:
         inside = [name for name in names if reads(name, root)]
@@ -206,9 +190,8 @@ def _chosen(
             )
         for name in inside:
             if name not in floating:
-                raise OptionError(
-                    "check_term", "wrt", name, f"inputs that hold arrays of floats: {', '.join(floating)}"
-                )
+                expected = f"inputs that hold arrays of floats: {', '.join(floating)}"
+                raise OptionError("check_term", "wrt", name, expected)
             chosen[name] = None
     return tuple(chosen)
 
