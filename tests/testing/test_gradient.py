@@ -56,17 +56,17 @@ def test_no_floats_at_all_fails(autodiff: Any) -> None:
 
 
 @needs_torch
-def test_an_input_that_is_cut_off_fails_until_it_is_left_out() -> None:
+def test_a_detached_input_fails_until_it_is_left_out_of_wrt() -> None:
     term = lambda_named(lambda student, teacher: ((student - teacher.detach()) ** 2).sum())
     inputs = {"student": torch.tensor(X), "teacher": torch.tensor(Y)}
     said = failure("gradient", term, inputs)
     assert "no gradient, finite difference" in said
     assert 'leave "teacher" out of wrt' in said
-    assert status("gradient", term, inputs, wrt="student", edges=["zeros"], compile=True)[0] == "passed"
+    assert status("gradient", term, inputs, wrt="student", edges=["zeros"])[0] == "passed"
     inputs["student"].requires_grad_()
     assert "elements of student and" in status("gradient", term, inputs)[1]
-    both = check_term(term, {"student": torch.tensor(X), "teacher": torch.tensor(Y)}, edges=["zeros"], raises=False)
-    assert both.failed == ("gradient",)
+    both = {"student": torch.tensor(X), "teacher": torch.tensor(Y)}
+    assert check_term(term, both, edges=["zeros"], compile=False, raises=False).failed == ("gradient",)
 
 
 def test_a_kink_is_named_and_can_be_accepted(autodiff: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_backward_that_raises_fails() -> None:
     assert said == "term: its gradient raised ZeroDivisionError: by nothing"
 
 
-def test_infinite_and_missing_elements_are_left_alone(autodiff: Any) -> None:
+def test_infinite_and_missing_elements_are_skipped(autodiff: Any) -> None:
     p = np.log(np.array([[0.5, 0.5, 1.0], [0.2, 0.8, 1.0]]))
     p[:, 2] = -np.inf
     inputs = {"p": autodiff.array(p), "q": autodiff.array(np.log(np.full((2, 3), 1 / 3)))}

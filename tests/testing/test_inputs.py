@@ -77,7 +77,7 @@ def test_inputs_are_found_as_a_pipeline_finds_them() -> None:
 
 
 @needs_torch
-def test_what_is_no_array_is_handed_on(autodiff: Any) -> None:
+def test_inputs_that_are_not_arrays_are_passed_through(autodiff: Any) -> None:
     def scaled(data, logprobs):
         return (logprobs * len(data)).sum()
 
@@ -97,7 +97,7 @@ def test_a_term_that_needs_the_step_gets_one(autodiff: Any) -> None:
     assert check_term(late, autodiff.array(X), edges=())
 
 
-def test_a_gradient_that_is_no_number_at_zero_fails(autodiff: Any) -> None:
+def test_a_nan_gradient_at_zero_fails(autodiff: Any) -> None:
     length = lambda_named(lambda x: ((x**2).sum()) ** 0.5)
     said = failure("edge zeros", length, autodiff.array(X), edges=["zeros", "large"])
     assert said.startswith("the gradient at x has")
@@ -116,7 +116,7 @@ def test_overflow_of_large_values_fails(autodiff: Any) -> None:
     assert status("edge large", squares, autodiff.array([0.0]), edges=["large"])[1] == "value 1e+08, gradient finite"
 
 
-def test_a_clear_refusal_passes_and_an_accident_fails(library: Any) -> None:
+def test_a_deliberate_error_passes_and_an_accident_fails(library: Any) -> None:
     def refuses(x):
         if x.shape[0] == 1:
             raise pn.ShapeError("refuses: needs two rows")
@@ -129,7 +129,7 @@ def test_a_clear_refusal_passes_and_an_accident_fails(library: Any) -> None:
         assert "raised IndexError" in failure("edge one_row", accident, library.array(X), edges=["one_row"])
 
 
-def test_own_edges_lie_over_the_inputs(library: Any) -> None:
+def test_own_edges_are_merged_into_the_inputs(library: Any) -> None:
     term = pn.Term(pn.kl_estimate, inputs={"logprobs": "logprobs", "reference": "reference", "mask": "mask"})
     inputs = {key: library.array(value) for key, value in INPUTS["kl_estimate"][0].items()}
     edges = {"all masked": {"mask": library.array(np.zeros((2, 4)))}, "zeros": None}

@@ -42,13 +42,13 @@ class Stubborn(Weighted):
 
 
 @pytest.mark.parametrize("runs", ["inline", "thread", "process", "ray"])
-def test_what_cannot_be_imported_travels_by_value_where_it_has_to(runs: Any) -> None:
+def test_a_lambda_is_pickled_by_value_if_it_runs_elsewhere(runs: Any) -> None:
     term = lambda_named(lambda x: (x**2).sum(), runs=runs)
     assert status("pickling", term, X)[0] == ("passed" if runs in ("process", "ray") else "note")
 
 
 @pytest.mark.parametrize("runs", ["inline", "process"])
-def test_what_cannot_travel_fails_only_where_it_has_to(runs: Any) -> None:
+def test_an_unpicklable_term_fails_only_if_it_runs_elsewhere(runs: Any) -> None:
     term = pn.Term(Stubborn(2.0), runs=runs)
     if runs == "process":
         said = failure("pickling", term, X)
@@ -103,7 +103,7 @@ def test_settings_for_training_do_not_matter_to_the_compiled_value() -> None:
 
 
 @needs_torch
-def test_a_long_message_is_cut() -> None:
+def test_a_long_message_is_truncated() -> None:
     def raises(x):
         if torch.compiler.is_compiling():
             raise RuntimeError("long " * 200)

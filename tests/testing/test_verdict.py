@@ -48,14 +48,14 @@ def test_a_verdict_does_not_change() -> None:
         ({"wrt": "n"}, 'check_term: wrt="n"; expected inputs that hold arrays of floats: x'),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], said: str) -> None:
+def test_options_out_of_range_raise(options: dict[str, Any], said: str) -> None:
     term = lambda_named(lambda x, n: (x**n).sum())
     with pytest.raises(pn.OptionError) as raised:
         check_term(term, {"x": X, "n": np.array(2)}, **options)
     assert str(raised.value).startswith(said)
 
 
-def test_inputs_that_are_missing_are_refused() -> None:
+def test_missing_inputs_raise() -> None:
     with pytest.raises(pn.InputError, match='kl_divergence: no input is named "q"; given: "p"'):
         check_term("kl_divergence", {"p": X})
     with pytest.raises(pn.InputError, match="check_term: kl_divergence needs p, q; pass a mapping"):
@@ -68,7 +68,7 @@ def test_inputs_that_are_missing_are_refused() -> None:
         check_term("l3", X)
 
 
-def test_an_async_term_is_refused() -> None:
+def test_an_async_term_raises() -> None:
     async def later(x):
         return (x**2).sum()
 

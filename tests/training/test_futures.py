@@ -17,7 +17,7 @@ def test_result_waits_for_another_thread() -> None:
     assert future.future() is source
 
 
-def test_result_of_what_is_there() -> None:
+def test_result_of_a_resolved_future() -> None:
     assert TrainingFuture.of("here").result(timeout=0) == "here"
 
 
@@ -43,7 +43,7 @@ def test_it_can_be_awaited_more_than_once() -> None:
     assert asyncio.run(main()) == [7, 7, 7, 7]
 
 
-def test_waiting_asynchronously_times_out_and_leaves_the_work_alone() -> None:
+def test_an_asynchronous_timeout_does_not_cancel_the_work() -> None:
     async def main() -> int:
         source: Future[int] = Future()
         future = TrainingFuture(source)
@@ -56,7 +56,7 @@ def test_waiting_asynchronously_times_out_and_leaves_the_work_alone() -> None:
     assert asyncio.run(main()) == 1
 
 
-def test_a_cancelled_waiter_cancels_nothing_else() -> None:
+def test_cancelling_a_wait_cancels_nothing_else() -> None:
     async def main() -> int:
         source: Future[int] = Future()
         future = TrainingFuture(source)
@@ -71,7 +71,7 @@ def test_a_cancelled_waiter_cancels_nothing_else() -> None:
     assert asyncio.run(main()) == 2
 
 
-def test_a_result_that_comes_after_its_loop_is_closed_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_result_after_the_loop_is_closed_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     source: Future[int] = Future()
 
     async def main() -> None:

@@ -107,7 +107,7 @@ def test_a_term_that_was_skipped_has_none(client: LocalTrainingClient) -> None:
     assert float(out.base.grad_norm) == pytest.approx(float(out.total_grad_norm))
 
 
-def test_an_objective_of_numbers_alone_has_none(client: LocalTrainingClient) -> None:
+def test_an_objective_of_plain_numbers_has_no_norms(client: LocalTrainingClient) -> None:
     terms = [pn.Term(lambda data: float(len(data)), name="count", inputs="data", differentiable=False)]
     call = forward_backward_custom(client, DATA, None, regularizers=terms, track_grad_norms="parameters")
     assert call.result(60).custom_loss.total_grad_norm is None
@@ -118,7 +118,7 @@ def test_a_model_on_a_server_has_no_parameters_here() -> None:
         forward_backward_custom(RemoteClient(), batch(2), "cross_entropy", track_grad_norms="parameters")
 
 
-def test_a_graph_shows_parts_of_its_backward_before_it_is_done(client: LocalTrainingClient) -> None:
+def test_parts_of_a_backward_can_be_measured_before_it(client: LocalTrainingClient) -> None:
     graph = client.forward_with_graph(DATA).result(60)
     ones = [torch.ones(3), torch.ones(2)]
     first = graph.pulled({"logprobs": ones})

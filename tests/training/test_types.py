@@ -32,7 +32,7 @@ class TestTensorData:
         assert repr(one) == "TensorData([1.0, 2.0], dtype='float32')"
         assert pickle.loads(pickle.dumps(one)) == one
 
-    def test_refuses_the_rest(self) -> None:
+    def test_wrong_arguments_raise(self) -> None:
         with pytest.raises(pn.InputError, match="dtype='float64'"):
             TensorData([1.0], "float64")
         with pytest.raises(pn.InputError, match="as many numbers as the shape holds"):
@@ -118,14 +118,14 @@ def test_new_data_are_of_the_same_kind() -> None:
     assert isinstance(like(TensorData([1]), np.ones(1)), TensorData)
 
 
-def test_what_is_no_datum() -> None:
+def test_rejects_what_is_not_a_datum() -> None:
     with pytest.raises(pn.InputError, match="datum 3: its model_input is NoneType; expected tokens"):
         tokens_of(3, object())
     assert tokens_of(0, Datum(ModelInput.from_ints([4]))).tolist() == [4]
     assert weights_of(0, Datum(ModelInput.from_ints([4])), (2,)).tolist() == [1.0, 1.0]
 
 
-def test_names_are_found_or_refused() -> None:
+def test_unknown_names_raise() -> None:
     assert "forward_backward_custom" in dir(pn.training)
     assert pn.training.losses.__name__ == "penalties.training.losses"
     with pytest.raises(AttributeError, match="forward_backward_costum"):

@@ -145,7 +145,7 @@ class TestAsTerms:
         again = pn.Pipeline.from_config(pn.Pipeline([pn.Term(getattr(adapters, name), 0.5)]).to_config())
         assert again[name].fn is getattr(adapters, name)
 
-    def test_unknown_options_are_refused_when_the_term_is_made(self) -> None:
+    def test_unknown_options_raise_when_the_term_is_created(self) -> None:
         with pytest.raises(pn.OptionError, match="did you mean estimator?"):
             pn.Term(adapters.kl, options={"estimater": "k2"})
 
@@ -203,7 +203,7 @@ class TestRefusals:
             call(name, drawn([2, 3]), [drawn([2])[0], None])
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_what_is_no_batch(self, name: str) -> None:
+    def test_rejects_what_is_not_a_batch(self, name: str) -> None:
         one = drawn([2])
         with pytest.raises(pn.InputError, match=f"{name}: logprobs is empty"):
             call(name, [], [])
@@ -291,7 +291,7 @@ class TestRefusals:
         value, _ = adapters.kl([torch.tensor([-1.0])], [TensorData([-1.0])])
         assert value.item() == 0.0
 
-    def test_places_without_tokens_count_nothing(self) -> None:
+    def test_data_without_tokens_count_nothing(self) -> None:
         empty = [np.zeros(0), np.zeros(0)]
         value, metrics = adapters.kl(empty, empty)
         assert (float(value), list(metrics)) == (0.0, ["kl"])

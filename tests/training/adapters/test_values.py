@@ -140,7 +140,7 @@ class TestWholeBatch:
         close([value, metrics["entropy_max"], metrics["entropy_min"]], [flat.sum(), (-flat).max(), (-flat).min()])
 
     @given(lengths=LENGTHS, seed=st.integers(0, 50), renormalize=st.booleans())
-    def test_divergences_are_over_all_places(self, lengths: list[int], seed: int, renormalize: bool) -> None:
+    def test_divergences_are_over_all_positions(self, lengths: list[int], seed: int, renormalize: bool) -> None:
         policy, reference = drawn(lengths, 3, seed), drawn(lengths, 3, seed + 100)
         p, q = np.exp(np.concatenate(policy)), np.exp(np.concatenate(reference))
         if renormalize:
@@ -171,7 +171,7 @@ class TestWholeBatch:
             [value, metrics["consistency_max"], metrics["consistency_min"]], [values.mean(), values.max(), values.min()]
         )
 
-    def test_cosine_is_of_each_sequence_or_of_each_place(self) -> None:
+    def test_cosine_is_per_sequence_or_per_position(self) -> None:
         def distance(x: Any, y: Any) -> Any:
             return 1 - x @ y / np.linalg.norm(x) / np.linalg.norm(y)
 

@@ -85,7 +85,7 @@ class TestBadInput:
         forward_backward_custom(client, data, squared).result(60)
         assert_trained_alike(client, data, lambda lp: squared(data, lp)[0])
 
-    def test_logits_that_are_not_said_to_be_some(self) -> None:
+    def test_logits_need_the_option_logits(self) -> None:
         with pytest.raises(pn.PenaltiesError, match="these are logits"):
             pn.training.objective.objective_of(
                 None, [pn.Term("entropy", inputs="logits")], {}, None, candidates=None, local=True

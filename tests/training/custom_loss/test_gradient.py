@@ -76,7 +76,7 @@ class TestTheGradient:
             forward_backward_custom(client, data, squared).result(60)
         assert_trained_alike(client, data, lambda lp: squared(data, lp)[0])
 
-    def test_counts_once_where_a_function_goes_backward_itself(self) -> None:
+    def test_counts_once_if_a_function_runs_a_backward_itself(self) -> None:
         def eager(logprobs: Any) -> Any:
             value = sum((one**2).sum() for one in logprobs)
             value.backward(retain_graph=True)

@@ -138,7 +138,7 @@ class TestWhatTermsRead:
         mask = torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
         assert found.metrics["entropy"] == pytest.approx(float(pn.entropy_estimate(flat, mask=mask)), rel=1e-5)
 
-    def test_a_reference_that_nobody_reads_is_not_asked_for(self) -> None:
+    def test_a_reference_that_no_term_reads_is_not_requested(self) -> None:
         client = RemoteClient()
         unread = {"initial": pn.training.references.initial(), "teacher": [np.zeros(3)]}
         forward_backward_custom(client, batch(3), squared, references=unread).result(60)

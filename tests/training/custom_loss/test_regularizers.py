@@ -26,7 +26,7 @@ class TestRegularizers:
         assert step(0.2) == pytest.approx(2 * step(0.1))
         assert step(0.2) == pytest.approx(2 * step(0.1))
 
-    def test_a_term_over_packed_arrays_shows_as_it_was_given(self) -> None:
+    def test_a_term_over_packed_arrays_has_the_same_repr(self) -> None:
         def ends(logprobs: Any) -> Any:
             return logprobs[0][-1]
 

@@ -39,7 +39,7 @@ class TestTheResult:
         assert found.metrics["total"] == found.metrics["loss:sum"] == pytest.approx(found.custom_loss.total)
         assert (found.metrics["mine"], found.metrics["base_loss/l1"]) == (1.0, 7.0)
 
-    def test_of_clients_that_give_no_futures(self) -> None:
+    def test_of_clients_that_return_no_futures(self) -> None:
         class Plain(RemoteClient):
             def _answer(self, make: Any) -> Any:
                 return make()
@@ -61,7 +61,7 @@ class TestTheResult:
         forward_backward_custom(client, batch(3), squared)
         assert [name for name, _ in client.calls] == ["forward", "forward_backward"]
 
-    def test_of_objects_that_know_nothing_of_it(self) -> None:
+    def test_of_classes_without_a_field_for_it(self) -> None:
         import dataclasses
 
         @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ def train(client: LocalTrainingClient, *steps: int) -> list[Any]:
     return found
 
 
-def test_going_on_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_resuming_is_the_same_to_the_bit(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path) as client:
         train(client, 0, 1)
         saved = client.save_state("two").result(WAIT)
@@ -49,7 +49,7 @@ def test_going_on_is_the_same_to_the_bit(tmp_path: Path) -> None:
             assert_same(weights(client), final)
 
 
-def test_gradients_that_were_not_used_yet_go_along(tmp_path: Path) -> None:
+def test_accumulated_gradients_are_saved(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path) as client:
         train(client, 0)
         client.forward_backward(data(4), "cross_entropy").result(WAIT)
@@ -62,7 +62,7 @@ def test_gradients_that_were_not_used_yet_go_along(tmp_path: Path) -> None:
         assert_same(weights(client), after)
 
 
-def test_a_state_before_any_step_can_be_gone_back_to(tmp_path: Path) -> None:
+def test_the_state_before_any_step_can_be_restored(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path) as client:
         start = client.save_state("start").result(WAIT)
         expected = train(client, 0, 1)
@@ -70,7 +70,7 @@ def test_a_state_before_any_step_can_be_gone_back_to(tmp_path: Path) -> None:
         assert train(client, 0, 1) == expected
 
 
-def test_load_state_begins_the_optimizer_anew(tmp_path: Path) -> None:
+def test_load_state_resets_the_optimizer(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path) as client, tiny() as fresh:
         train(client, 0, 1)
         saved = client.save_state("two").result(WAIT)
@@ -108,7 +108,7 @@ def test_another_precision_can_load_the_adapter(tmp_path: Path) -> None:
         assert_same(weights(half), weights(client))
 
 
-def test_names_lie_in_the_folder_for_checkpoints_and_paths_where_they_say(tmp_path: Path) -> None:
+def test_names_are_in_the_checkpoint_folder_and_paths_are_absolute(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path / "a") as client:
         assert client.save_state("deep/one").result(WAIT).path == str(tmp_path / "a" / "deep" / "one")
         assert client.save_state(tmp_path / "b").result(WAIT).path == str(tmp_path / "b")
@@ -152,7 +152,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         assert not list(tmp_path.glob(".*"))
 
 
-def test_an_old_checkpoint_stays_where_the_new_one_cannot_take_its_place(
+def test_an_old_checkpoint_stays_if_the_new_one_cannot_replace_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny(checkpoints=tmp_path) as client:
@@ -219,7 +219,7 @@ def test_a_checkpoint_has_to_be_there(tmp_path: Path, method: str) -> None:
         ({"target_modules": ["q_proj"]}, "differ in layers;"),
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(saved: str, options: dict[str, Any], message: str) -> None:
+def test_a_checkpoint_of_another_model_raises(saved: str, options: dict[str, Any], message: str) -> None:
     with tiny(**options) as client:
         before = weights(client)
         with pytest.raises(InputError, match=f"was saved by another model, .* {message}"):
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_another_model_is_refused(saved: str, options: dict[str,
 
 
 @pytest.mark.parametrize("name", ["client.json", "adapter_model.safetensors", "training.safetensors"])
-def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, name: str) -> None:
+def test_a_damaged_checkpoint_raises_and_changes_nothing(tmp_path: Path, name: str) -> None:
     with tiny(checkpoints=tmp_path) as client:
         saved = Path(client.save_state("one").result(WAIT).path)
         (saved / name).write_bytes((saved / name).read_bytes()[:-20])
@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, nam
         assert_same(weights(client), before)
 
 
-def test_a_checkpoint_of_another_form_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_raises(tmp_path: Path) -> None:
     with tiny(checkpoints=tmp_path) as client:
         about = Path(client.save_state("one").result(WAIT).path) / "client.json"
         about.write_text(json.dumps({**json.loads(about.read_text()), "form": 9}))

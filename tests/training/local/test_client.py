@@ -42,7 +42,7 @@ def _no_gradients(request: pytest.FixtureRequest) -> None:
         clear(request.getfixturevalue("client"))
 
 
-def test_forward_gives_the_log_probability_of_every_target(client: LocalTrainingClient) -> None:
+def test_forward_returns_the_log_probability_of_every_target(client: LocalTrainingClient) -> None:
     batch = data(7, 3, 12)
     output = client.forward(batch, "cross_entropy").result(WAIT)
     assert_close(logprobs(output), [plain_logprobs(client, one) for one in batch])
@@ -222,7 +222,7 @@ def _trained(seed: int) -> tuple[dict[str, torch.Tensor], list[float]]:
         return weights(client), losses
 
 
-def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
+def test_equal_seeds_make_equal_runs() -> None:
     state = torch.get_rng_state()
     first, losses = _trained(3)
     assert torch.equal(torch.get_rng_state(), state)
@@ -233,7 +233,7 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     assert _trained(4)[1] != losses
 
 
-def test_bfloat16_gives_float32_log_probabilities_and_trains() -> None:
+def test_bfloat16_trains_with_float32_log_probabilities() -> None:
     batch = data(5, 9, weights=normal)
     with tiny() as exact, tiny(dtype="bfloat16") as half:
         assert half.model.get_base_model().lm_head.weight.dtype is torch.bfloat16
@@ -302,7 +302,7 @@ def test_the_asynchronous_twins_do_the_same(tmp_path: Any) -> None:
     asyncio.run(main())
 
 
-def test_operations_are_done_in_the_order_they_were_asked_for() -> None:
+def test_operations_run_in_the_order_of_submission() -> None:
     batch = data(6)
     with tiny() as client, tiny() as other:
         futures = []
@@ -346,7 +346,7 @@ def test_what_a_client_shows(client: LocalTrainingClient) -> None:
     assert len(client.parameters()) == 2 * 2 * 7
 
 
-def test_closing_finishes_what_was_asked_for() -> None:
+def test_closing_finishes_submitted_work() -> None:
     client = tiny()
     future = client.forward(data(3))
     client.close()

@@ -57,7 +57,9 @@ GOOD = datum()
     ],
 )
 @pytest.mark.parametrize("method", ["forward", "forward_backward"])
-def test_bad_data_is_refused_by_its_number(client: LocalTrainingClient, method: str, given: Any, message: str) -> None:
+def test_an_error_has_the_index_of_the_datum(
+    client: LocalTrainingClient, method: str, given: Any, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         getattr(client, method)(given, "cross_entropy")
     assert gradients(client) == {}
@@ -87,7 +89,7 @@ def test_the_longest_context_is_read(client: LocalTrainingClient) -> None:
         ),
     ],
 )
-def test_importance_sampling_says_what_it_needs(client: LocalTrainingClient, given: Any, message: str) -> None:
+def test_importance_sampling_names_missing_inputs(client: LocalTrainingClient, given: Any, message: str) -> None:
     good = datum(logprobs=[0.0] * 3, advantages=[0.0] * 3)
     with pytest.raises(InputError, match=message):
         client.forward_backward([good, datum(**given)], "importance_sampling")

@@ -41,7 +41,7 @@ def plain_states(client: LocalTrainingClient, datum: Any) -> Any:
     return client.model(input_ids=tokens, output_hidden_states=True)
 
 
-def test_a_graph_holds_what_was_asked_for_without_padding(client: LocalTrainingClient) -> None:
+def test_a_graph_holds_what_was_requested_without_padding(client: LocalTrainingClient) -> None:
     batch = data(7, 3, 5)
     graph = client.forward_with_graph(batch, reads=("logits", "hidden.0", "hidden.1", "hidden.2")).result(WAIT)
     plain = [plain_states(client, one) for one in batch]
@@ -57,14 +57,14 @@ def test_a_graph_holds_what_was_asked_for_without_padding(client: LocalTrainingC
     assert graph.inputs["hidden.1"][0].requires_grad
 
 
-def test_nothing_is_held_that_was_not_asked_for(client: LocalTrainingClient) -> None:
+def test_a_graph_holds_only_what_was_requested(client: LocalTrainingClient) -> None:
     graph = client.forward_with_graph(data(3)).result(WAIT)
     assert set(graph.inputs) == {"params"}
     assert client.forward_with_graph(data(3), reads=("params",)).result(WAIT).inputs.keys() == {"params"}
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_a_loss_of_log_probabilities_goes_back(client: LocalTrainingClient, width: int | None) -> None:
+def test_a_loss_of_log_probabilities_is_propagated(client: LocalTrainingClient, width: int | None) -> None:
     batch = data(6, 2, 9, width=width)
 
     def loss_of(found: Any) -> Any:
@@ -78,7 +78,7 @@ def test_a_loss_of_log_probabilities_goes_back(client: LocalTrainingClient, widt
     assert_close(gradients(client), plain_gradients(client, loss_of([plain_logprobs(client, one) for one in batch])))
 
 
-def test_gradients_at_everything_go_back_in_one_pass(client: LocalTrainingClient) -> None:
+def test_gradients_at_all_inputs_are_propagated_in_one_pass(client: LocalTrainingClient) -> None:
     batch = [*data(6, 2), *data(4, width=2, seed=3)]
     reads = ("logits", "hidden.0", "hidden.1", "hidden.2")
     graph = client.forward_with_graph(batch, reads=reads).result(WAIT)
@@ -165,7 +165,7 @@ def test_gradients_add_to_those_that_are_there(client: LocalTrainingClient) -> N
     assert_close(gradients(client), {name: 2 * one for name, one in once.items()})
 
 
-def test_a_gradient_that_was_given_stays_its_givers(client: LocalTrainingClient) -> None:
+def test_a_gradient_that_was_passed_in_is_not_modified(client: LocalTrainingClient) -> None:
     name, one = next(iter(client.parameters().items()))
     given = torch.ones_like(one)
     graph = client.forward_with_graph(data(3)).result(WAIT)
@@ -174,7 +174,7 @@ def test_a_gradient_that_was_given_stays_its_givers(client: LocalTrainingClient)
     assert torch.equal(given, torch.ones_like(one))
 
 
-def test_what_is_asked_for_after_a_backward_comes_after_it() -> None:
+def test_later_requests_come_after_a_submitted_backward() -> None:
     batch = data(5)
     with tiny() as client, tiny() as other:
         graph = client.forward_with_graph(batch).result(WAIT)
@@ -200,7 +200,7 @@ def test_bfloat16_states_take_float32_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", ["logit", "hidden.3", "hidden.x", "hidden", "hidden.-1", "logits.1", 3])
-def test_unknown_reads_are_refused(client: LocalTrainingClient, name: Any) -> None:
+def test_unknown_reads_raise(client: LocalTrainingClient, name: Any) -> None:
     with pytest.raises(OptionError, match='expected "params", "logits", or "hidden.<layer>" with a layer from 0 to 2'):
         client.forward_with_graph(data(3), reads=(name,))
 
@@ -212,7 +212,7 @@ def test_one_name_is_as_good_as_a_list(client: LocalTrainingClient) -> None:
         graph.backward({"logits": 3})
 
 
-def test_bad_data_is_refused_by_its_number(client: LocalTrainingClient) -> None:
+def test_an_error_has_the_index_of_the_datum(client: LocalTrainingClient) -> None:
     with pytest.raises(InputError, match="at least one datum"):
         client.forward_with_graph([])
     with pytest.raises(InputError, match="datum 1: "):
@@ -243,7 +243,7 @@ def test_a_backward_can_be_done_once(client: LocalTrainingClient) -> None:
         ({"params": {"lora": torch.ones(1)}}, InputError, '"lora", which is not a trainable parameter'),
     ],
 )
-def test_wrong_gradients_are_refused_and_the_graph_stays(
+def test_wrong_gradients_raise_and_keep_the_graph(
     client: LocalTrainingClient, given: Any, error: Any, message: str
 ) -> None:
     graph = client.forward_with_graph(data(3, 5), reads=("hidden.1",)).result(WAIT)

@@ -69,7 +69,7 @@ def test_models_of_a_folder_are_padded_and_packed_rightly(tmp_path: Path, kind: 
         assert len(drawn.tokens) == 4
 
 
-def test_a_model_without_a_longest_context_is_told_when_to_end(tmp_path: Path) -> None:
+def test_a_model_without_a_maximum_context_needs_max_tokens(tmp_path: Path) -> None:
     import tinker
 
     with LocalTrainingClient(saved(tmp_path, "bloom"), device="cpu") as client:
@@ -78,7 +78,7 @@ def test_a_model_without_a_longest_context_is_told_when_to_end(tmp_path: Path) -
             client.sample(ModelInput.from_ints([1]), 1, tinker.SamplingParams())
 
 
-def test_the_precision_is_that_of_the_files_unless_it_is_given(tmp_path: Path) -> None:
+def test_dtype_defaults_to_that_of_the_files(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = saved(tmp_path, "llama", **HEADS)
@@ -124,14 +124,14 @@ def test_a_folder_without_a_tokenizer_trains(tmp_path: Path) -> None:
         client.optim_step(AdamParams()).result(WAIT)
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_model_raises(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match='model="/no/such/folder"; expected "tiny", a folder with a causal language'):
         LocalTrainingClient("/no/such/folder")
     with pytest.raises(OptionError, match="expected .*tiny.*, a folder"):
         LocalTrainingClient(tmp_path)
 
 
-def test_what_predicts_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_an_output_layer_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import LlamaForCausalLM
 
     folder = saved(tmp_path, "llama", **HEADS)
@@ -164,7 +164,7 @@ def test_dropout_is_off(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_gpu_gives_what_a_cpu_gives(tmp_path: Path, dtype: str | None) -> None:  # pragma: no cover
+def test_a_gpu_computes_the_same_as_a_cpu(tmp_path: Path, dtype: str | None) -> None:  # pragma: no cover
     batch = data(9, 3, 6, weights=normal)
     tolerance = 1e-4 if dtype is None else 0.05
     with tiny() as cpu, LocalTrainingClient("tiny", dtype=dtype, checkpoints=tmp_path) as gpu:
@@ -195,7 +195,7 @@ def test_a_gpu_gives_what_a_cpu_gives(tmp_path: Path, dtype: str | None) -> None
 # The tokenizer of bytes.
 
 
-def test_bytes_go_there_and_back() -> None:
+def test_bytes_survive_encoding_and_decoding() -> None:
     tokenizer = ByteTokenizer()
     text = "a ñ € 😀\n\0"
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -209,6 +209,6 @@ def test_bytes_go_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("token", [257, -1])
-def test_a_token_that_is_no_byte_is_refused(token: int) -> None:
+def test_a_token_outside_the_vocabulary_raises(token: int) -> None:
     with pytest.raises(InputError, match=f"got token {token}; expected 0 to 256"):
         ByteTokenizer().decode([token])

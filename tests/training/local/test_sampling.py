@@ -40,7 +40,7 @@ def test_a_seed_draws_the_same_each_time(client: LocalTrainingClient) -> None:
     assert len({tuple(one.tokens) for one in first}) == 4
 
 
-def test_without_a_seed_draws_go_on(client: LocalTrainingClient) -> None:
+def test_without_a_seed_each_draw_differs(client: LocalTrainingClient) -> None:
     assert drawn(client, max_tokens=8) != drawn(client, max_tokens=8)
 
 
@@ -81,7 +81,7 @@ def test_temperature_sharpens_the_distribution(client: LocalTrainingClient) -> N
     assert cold.max() / 2000 == pytest.approx(share, abs=5 * (share / 2000) ** 0.5)
 
 
-def test_top_k_and_top_p_leave_out_the_rest(client: LocalTrainingClient) -> None:
+def test_top_k_and_top_p_exclude_other_tokens(client: LocalTrainingClient) -> None:
     ordered, tokens = probabilities(client).sort(descending=True)
     few = {one.tokens[0] for one in drawn(client, 500, max_tokens=1, seed=1, top_k=3)}
     assert few == set(tokens[:3].tolist())
@@ -90,7 +90,7 @@ def test_top_k_and_top_p_leave_out_the_rest(client: LocalTrainingClient) -> None
     assert nucleus == set(tokens[:enough].tolist())
 
 
-def test_a_token_ends_a_sequence_and_the_others_go_on(client: LocalTrainingClient) -> None:
+def test_a_stop_token_ends_only_its_own_sequence(client: LocalTrainingClient) -> None:
     free = drawn(client, 3, max_tokens=8, seed=11)
     stop = free[1].tokens[3]
     assert all(stop not in one.tokens for one in (free[0], free[2]))
@@ -123,12 +123,12 @@ def test_a_text_ends_a_sequence() -> None:
             assert (client.tokenizer.decode(one.tokens), one.stop_reason) == ("abc", "stop")
 
 
-def test_the_models_own_end_counts_where_nothing_is_said(client: LocalTrainingClient) -> None:
-    theirs = tinker.SamplingParams(max_tokens=2000, seed=2, temperature=3.0)
+def test_sampling_stops_at_the_models_end_token_by_default(client: LocalTrainingClient) -> None:
+    theirs = tinker.SamplingParams(max_tokens=2000, seed=27, temperature=3.0)
     (ended,) = client.sample(PROMPT, 1, theirs).result(WAIT).sequences
     assert ended.tokens[-1] == client.tokenizer.eos_token_id
     assert ended.stop_reason == "stop"
-    endless = tinker.SamplingParams(max_tokens=len(ended.tokens) + 2, seed=2, temperature=3.0, stop=[])
+    endless = tinker.SamplingParams(max_tokens=len(ended.tokens) + 2, seed=27, temperature=3.0, stop=[])
     (on,) = client.sample(PROMPT, 1, endless).result(WAIT).sequences
     assert on.tokens[: len(ended.tokens)] == ended.tokens
     assert on.stop_reason == "length"
@@ -146,7 +146,7 @@ def test_defaults(client: LocalTrainingClient) -> None:
     assert len(one.tokens) == SamplingParams().max_tokens
 
 
-def test_sampling_leaves_gradients_and_passes_alone(client: LocalTrainingClient) -> None:
+def test_sampling_changes_neither_gradients_nor_passes(client: LocalTrainingClient) -> None:
     batch = data(4)
     before = client.forward_backward(batch, "cross_entropy").result(WAIT).metrics
     drawn(client, 2)

@@ -1,4 +1,3 @@
-import gc
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ def test_operations_are_done_in_order_by_one_daemon_thread() -> None:
     assert not thread.is_alive()
 
 
-def test_what_an_operation_raises_is_its_futures_alone() -> None:
+def test_an_error_affects_only_its_own_future() -> None:
     with Worker("test") as worker:
         failed = worker.submit(lambda: 1 // 0)
         fine = worker.submit(lambda: 1)
@@ -62,11 +61,11 @@ def test_closing_from_inside_does_not_wait_for_itself() -> None:
     worker.close()
 
 
-def test_one_that_never_worked_can_be_closed() -> None:
+def test_an_unused_worker_can_be_closed() -> None:
     Worker("test").close()
 
 
-def test_a_fork_is_told_that_there_is_no_thread_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with Worker("test") as worker:
         worker.submit(lambda: 1).result(WAIT)
         monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -85,7 +84,7 @@ def test_a_cancelled_operation_is_not_done() -> None:
     assert done == []
 
 
-def test_a_forgotten_one_ends_its_thread_and_drops_what_waits() -> None:
+def test_a_collected_worker_ends_its_thread_and_cancels_queued_operations() -> None:
     worker = Worker("test")
     thread = worker.submit(threading.current_thread).result(WAIT)
     gate = threading.Event()
@@ -96,7 +95,6 @@ def test_a_forgotten_one_ends_its_thread_and_drops_what_waits() -> None:
     threading.Timer(0.05, gate.set).start()
     gone = weakref.ref(worker)
     del worker
-    gc.collect()
     assert gone() is None
     thread.join(WAIT)
     assert not thread.is_alive()
@@ -104,19 +102,19 @@ def test_a_forgotten_one_ends_its_thread_and_drops_what_waits() -> None:
         waiting.result(0)
 
 
-def test_one_that_its_own_thread_forgets_last_ends() -> None:
+def test_a_worker_collected_by_its_own_thread_ends() -> None:
     worker: Any = Worker("test")
     holder = [worker]
     gate = threading.Event()
     thread = worker.submit(threading.current_thread).result(WAIT)
-    worker.submit(lambda: (gate.wait(WAIT), holder.clear(), gc.collect()))
+    worker.submit(lambda: (gate.wait(WAIT), holder.clear()))
     del worker
     gate.set()
     thread.join(WAIT)
     assert not thread.is_alive()
 
 
-def test_results_are_not_kept_by_the_thread() -> None:
+def test_the_thread_keeps_no_results() -> None:
     class Large:
         pass
 
@@ -125,7 +123,6 @@ def test_results_are_not_kept_by_the_thread() -> None:
         gone = weakref.ref(future.result(WAIT))
         del future
         worker.submit(lambda: None).result(WAIT)
-        gc.collect()
         assert gone() is None
 
 

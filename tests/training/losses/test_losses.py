@@ -163,7 +163,7 @@ class TestEveryLoss:
         with pytest.raises(pn.InputError, match="datum 2: found nan in its logprobs"):
             self.call(name, [1, 2, 3, 1], logprobs=logprobs)
 
-    def test_what_is_no_datum(self, name: str) -> None:
+    def test_rejects_what_is_not_a_datum(self, name: str) -> None:
         with pytest.raises(pn.InputError, match="datum 0: got int; expected a datum"):
             self.call(name, [1], data=[7])
 

@@ -80,7 +80,7 @@ class TestDpo:
         with pytest.raises(pn.InputError, match="datum 2: has no partner; dpo takes pairs"):
             losses.dpo(data, zeros, zeros)
 
-    def test_sequences_have_one_target_at_each_place(self) -> None:
+    def test_needs_one_target_per_position(self) -> None:
         zeros = [torch.zeros(2, 3)] * 2
         with pytest.raises(pn.InputError, match=r"datum 0: its target_tokens have shape \(2, 3\); dpo compares"):
             losses.dpo(batch([2, 2], 3), zeros, zeros)
@@ -149,7 +149,7 @@ class TestReverseKl:
         assert logprobs[0].grad[0, 2] == 0
         assert logprobs[0].grad.isfinite().all()
 
-    def test_a_place_without_candidates_has_no_gradient_and_no_nan(self) -> None:
+    def test_a_position_without_candidates_has_no_gradient_and_no_nan(self) -> None:
         one = datum([[1, 2], [1, 2]], weights=[[0.0, 0.0], [1.0, 1.0]])
         logprobs = [torch.tensor([[-1.0, -2.0], [-1.0, -0.5]], requires_grad=True)]
         loss, _ = losses.reverse_kl([one], logprobs, [np.array([[-1.0, -1.0], [-1.0, -1.0]])])
@@ -164,13 +164,13 @@ class TestReverseKl:
         assert loss.item() == 0.0
         assert {key: metric.item() for key, metric in metrics.items()} == dict.fromkeys(metrics, 0.0)
 
-    def test_weights_that_are_probabilities_are_refused(self) -> None:
+    def test_weights_that_are_probabilities_raise(self) -> None:
         data = [datum([[1, 2]]), datum([[1, 2], [1, 2]], weights=[[1.0, 1.0], [0.7, 0.3]])]
         zeros = [torch.zeros(1, 2), torch.zeros(2, 2)]
         with pytest.raises(pn.InputError, match="datum 1: the weights of the candidates at one position differ, 0.3"):
             losses.reverse_kl(data, zeros, zeros)
 
-    def test_sampled_tokens_are_refused(self) -> None:
+    def test_sampled_tokens_raise(self) -> None:
         with pytest.raises(pn.InputError, match=r"datum 0: its target_tokens have shape \(2,\); reverse_kl compares"):
             losses.reverse_kl(batch([2]), [torch.zeros(2)], [torch.zeros(2)])
 

@@ -69,7 +69,7 @@ class TestChecked:
             ([[1.0, [2.0], 3.0], [1.0]], "datum 0: is not numeric"),
         ],
     )
-    def test_refusals_name_the_reference_and_the_datum(self, given: Any, message: str) -> None:
+    def test_errors_name_the_reference_and_the_datum(self, given: Any, message: str) -> None:
         with pytest.raises(pn.InputError, match=f'reference "teacher": {message}'):
             references.checked("teacher", given, self.DATA)
 

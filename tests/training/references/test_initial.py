@@ -27,7 +27,7 @@ class TestInitial:
         same(got(provider.start(client, BATCH[::-1], step=1)), first[::-1])
         assert (client.count, len(provider)) == (3, 3)
 
-    def test_is_known_by_tokens_and_targets_alone(self) -> None:
+    def test_is_keyed_by_tokens_and_targets(self) -> None:
         provider, client = references.initial(), Client()
         got(provider.start(client, [datum([1, 2], weights=[0.0, 1.0])], step=0))
         got(provider.start(client, [sdk_datum([1, 2], weights=[1.0, 1.0])], step=1))
@@ -39,13 +39,13 @@ class TestInitial:
     def test_different_data_have_different_keys(self, lists: list[list[int]]) -> None:
         assert len({_key(datum(tokens)) for tokens in lists}) == len({tuple(tokens) for tokens in lists})
 
-    def test_equal_data_are_asked_for_once(self) -> None:
+    def test_equal_data_are_requested_once(self) -> None:
         provider, client = references.initial(), Client()
         data = [BATCH[0], BATCH[1], BATCH[0]]
         same(got(provider.start(client, data, step=0)), [truth(one) for one in data])
         assert client.count == 2
 
-    def test_a_new_datum_after_the_first_step_is_refused(self) -> None:
+    def test_a_new_datum_after_the_first_step_raises(self) -> None:
         provider, client = references.initial(), Client()
         got(provider.start(client, BATCH[:1], step=0))
         with pytest.raises(
@@ -58,7 +58,7 @@ class TestInitial:
         same(got(provider.start(client, BATCH[:1], step=2)), [truth(BATCH[0])])
         assert client.count == 1
 
-    def test_the_first_step_counts_even_where_nothing_is_new(self) -> None:
+    def test_a_first_step_without_new_data_counts(self) -> None:
         provider, client = references.initial(), Client()
         provider.prepare(client, BATCH[:1])
         got(provider.start(client, BATCH[:1], step=0))
@@ -93,7 +93,7 @@ class TestInitial:
         same(got(provider.start(client, BATCH, step=0)), [truth(one) for one in BATCH])
         assert client.count == 3
 
-    def test_is_sent_before_start_gives_back(self) -> None:
+    def test_is_sent_before_start_returns(self) -> None:
         """Whatever trains the model next comes after it, however late somebody waits."""
         provider, client = references.initial(), Client()
         client.go.clear()
@@ -102,14 +102,14 @@ class TestInitial:
         client.go.set()
         same(got(future), [truth(one) for one in BATCH])
 
-    def test_a_failed_first_step_is_no_first_step(self) -> None:
+    def test_a_failed_first_step_does_not_count(self) -> None:
         provider, client = references.initial(), Client()
         client.error = ConnectionError("gone")
         assert provider.start(client, BATCH[:1], step=0).exception(WAIT) is not None
         client.error = None
         same(got(provider.start(client, BATCH, step=0)), [truth(one) for one in BATCH])
 
-    def test_a_failure_of_some_says_which(self) -> None:
+    def test_a_partial_failure_names_the_data(self) -> None:
         provider, client = references.initial(), Resettable()
         got(provider.start(client, BATCH[1:2], step=0))
         client.error = ConnectionError("gone")
@@ -129,7 +129,7 @@ class TestInitial:
         with pytest.raises(pn.InputError, match="datum 0: is new"):
             got(provider.start(client, BATCH[1:2], step=1))
 
-    def test_is_exact_at_any_time_where_the_client_can_go_back(self) -> None:
+    def test_is_exact_at_any_time_with_forward_initial(self) -> None:
         provider, client = references.initial(), Resettable()
         client.trained = 5.0
         same(got(provider.start(client, BATCH[:1], step=7)), [truth(BATCH[0])])
@@ -175,7 +175,7 @@ class TestInitial:
         with pytest.raises(pn.InputError, match="initial: the client, object, has no method forward"):
             got(references.initial().start(object(), BATCH, step=0))
 
-    def test_what_it_gives_may_be_written_to(self) -> None:
+    def test_results_can_be_written_to(self) -> None:
         provider, client = references.initial(), Client()
         for _ in range(2):
             found = got(provider.start(client, BATCH, step=0))
@@ -216,7 +216,7 @@ class TestInitial:
         assert not failures
         assert client.count == len(provider)
 
-    def test_images_are_refused(self) -> None:
+    def test_images_raise(self) -> None:
         class Pictures(ModelInput):
             def to_ints(self) -> list[int]:
                 raise ValueError("an image among the chunks")
@@ -232,7 +232,7 @@ class TestSaving:
         lists=st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), max_size=5),
         candidates=st.sampled_from([None, 1, 3]),
     )
-    def test_what_was_saved_is_known(
+    def test_a_loaded_cache_is_used(
         self, tmp_path_factory: pytest.TempPathFactory, lists: Any, candidates: Any
     ) -> None:
         path = tmp_path_factory.mktemp("saved") / "initial.npz"
@@ -247,7 +247,7 @@ class TestSaving:
         same(got(loaded.start(other, data, step=9)), [truth(one) for one in data])
         assert other.count == 0
 
-    def test_a_run_that_goes_on_takes_no_new_data(self, tmp_path: Path) -> None:
+    def test_a_resumed_run_raises_for_new_data(self, tmp_path: Path) -> None:
         provider, client = references.initial(), Client()
         provider.prepare(client, BATCH[:1])
         provider.save(tmp_path / "initial.npz")
@@ -280,7 +280,7 @@ class TestSaving:
         assert os.listdir(tmp_path) == ["initial.npz"]
 
     @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"something else"])
-    def test_other_files_are_refused(self, tmp_path: Path, content: bytes) -> None:
+    def test_other_files_raise(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "initial.npz"
         path.write_bytes(content)
         with pytest.raises(pn.InputError, match="initial: .*initial.npz was not written by save"):

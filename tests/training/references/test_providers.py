@@ -110,7 +110,7 @@ class TestEveryProvider:
         client.error = None
         same(got(provider.start(client, BATCH, step=0)), [truth(one) for one in BATCH])
 
-    def test_a_forward_that_refuses_names_the_provider(self, name: str) -> None:
+    def test_a_forward_that_raises_names_the_provider(self, name: str) -> None:
         provider, client = self.made(name)
 
         def forward(data: Any, loss_fn: Any) -> Any:
@@ -151,7 +151,7 @@ class TestEveryProvider:
         with pytest.raises(pn.InputError, match=f"{name.removeprefix('cached ')}: .*{message}"):
             got(provider.start(client, BATCH, step=0))
 
-    def test_what_is_no_datum_is_in_the_future(self, name: str) -> None:
+    def test_errors_about_data_are_raised_by_the_future(self, name: str) -> None:
         provider, client = self.made(name)
         for wrong, message in (
             (7, "datum 1: got int|datum 1: its model_input is NoneType"),
@@ -193,21 +193,21 @@ class TestEveryProvider:
 
 
 class TestTeacher:
-    def test_is_asked_at_each_step(self) -> None:
+    def test_is_requested_at_each_step(self) -> None:
         teacher, student = Client(), Client()
         provider = references.client(teacher)
         for step in range(2):
             got(provider.start(student, BATCH, step=step))
         assert (teacher.count, student.count) == (6, 0)
 
-    def test_is_asked_once_for_each_datum_where_it_is_cached(self) -> None:
+    def test_is_requested_once_per_datum_if_cached(self) -> None:
         teacher, student = Client(), Client()
         provider = references.client(teacher, cache=True)
         got(provider.start(student, BATCH[:1], step=0))
         same(got(provider.start(student, BATCH, step=1)), [truth(one) for one in BATCH])
         assert (teacher.count, student.count) == (3, 0)
 
-    def test_what_it_remembers_is_known_to_the_next(self, tmp_path: Path) -> None:
+    def test_a_saved_cache_serves_the_next_instance(self, tmp_path: Path) -> None:
         provider = references.client(Client(), cache=True)
         got(provider.start(None, BATCH, step=0))
         assert len(provider) == 3
@@ -275,7 +275,7 @@ class TestPerturbed:
         assert self.tokens([datum([1, 2, 3])], token_dropout=1.0, replacement=9) == [[1, 9, 9]]
         assert self.tokens([datum([1, 2, 3])], token_dropout=0.0) == [[1, 2, 3]]
 
-    def test_as_often_as_was_asked(self) -> None:
+    def test_tokens_are_dropped_at_the_given_rate(self) -> None:
         (found,) = self.tokens([datum([1] * 20001)], token_dropout=0.2)
         assert found.count(0) / 20000 == pytest.approx(0.2, abs=0.01)
 

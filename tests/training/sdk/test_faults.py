@@ -204,9 +204,7 @@ class TestRaises:
         step(client)
         assert operations(sdk.server) == list(SUBMITTED)
 
-    def test_a_refused_backward_is_an_error_and_so_is_the_step_that_waits_for_it(
-        self, sdk: Connected, client: Any
-    ) -> None:
+    def test_a_rejected_backward_raises_and_so_does_the_next_step(self, sdk: Connected, client: Any) -> None:
         before = logprobs(client)
         sdk.server.executed.clear()
         sdk.server.fail("forward_backward", 422)
@@ -247,7 +245,7 @@ class TestRaises:
             assert time.monotonic() - began < 10.0
             assert sdk.server.received["telemetry"] > 0
 
-    def test_the_sdk_waits_for_ever_after_a_chunk_was_refused_unless_chunks_are_sent_one_by_one(self) -> None:
+    def test_the_sdk_recovers_from_a_rejected_chunk_only_if_chunks_are_sent_one_by_one(self) -> None:
         for parallel in (True, False):
             config = {"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": parallel}
             with connected(config=config, gap_s=0.3) as sdk:

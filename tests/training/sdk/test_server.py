@@ -97,7 +97,7 @@ class TestTheServerIsRight:
         assert_alike(logprobs(client, batch()), logprobs(local, batch()))
 
     @pytest.mark.parametrize("config", [{}, {"create_model_via_load_weights": True}], ids=["created", "loaded"])
-    def test_training_goes_on_from_a_checkpoint(self, config: dict[str, Any]) -> None:
+    def test_training_resumes_from_a_checkpoint(self, config: dict[str, Any]) -> None:
         def step(client: Any, seed: int = 1) -> None:
             client.forward_backward(batch(seed=seed), "cross_entropy").result(LIMIT)
             client.optim_step(ADAM).result(LIMIT)
@@ -129,7 +129,7 @@ class TestTheServerIsRight:
         drawn = sampler.sample(prompt, 2, types.SamplingParams(max_tokens=3, seed=1)).result(LIMIT)
         assert [len(one.tokens) for one in drawn.sequences] == [3, 3]
 
-    def test_what_the_client_says_is_heard(self, client: Any) -> None:
+    def test_invalid_data_raise_a_user_error(self, client: Any) -> None:
         datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [1, 10**6], "weights": [1.0, 1.0]})
         with pytest.raises(tinker.RequestFailedError, match="datum 0") as caught:
             client.forward([datum], "cross_entropy").result(LIMIT)
@@ -153,7 +153,7 @@ class TestTheServerIsRight:
             with pytest.raises(tinker.APIStatusError, match="has finished"):
                 sdk.client.optim_step(ADAM).result(LIMIT)
 
-    def test_a_wrong_key_is_refused(self, sdk: Connected) -> None:
+    def test_a_wrong_key_raises(self, sdk: Connected) -> None:
         with pytest.raises(tinker.AuthenticationError):
             tinker.ServiceClient(base_url=sdk.server.url, api_key="tml-other").create_lora_training_client("tiny")
 
@@ -188,7 +188,7 @@ class TestRequestsOfTheServer:
         assert "seq_id 2 waited for 1, which never came" in answer["error"]
         assert sdk.server.count("save_weights") == 0
 
-    def test_a_slow_answer_is_asked_for_again(self, local: Any) -> None:
+    def test_a_slow_answer_is_requested_again(self, local: Any) -> None:
         with connected(poll_s=0.1) as sdk:
             sdk.server.service.models[sdk.client.model_id].slow["forward"] = 0.5
             assert_alike(logprobs(sdk.client, batch()), logprobs(local, batch()), 1e-6)
