@@ -58,7 +58,7 @@ def until(happened: Callable[[], Any]) -> None:
 
 
 def begun(running: Any) -> bool:
-    return running._broker.board.read(running._submitted.entry).began > 0
+    return running._submitted.slot.began > 0
 
 
 class TestLosses:

@@ -3,17 +3,23 @@
 import itertools
 import mmap
 import os
+import struct
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Slot", "Slots", "Views", "read", "size_of", "write"]
+__all__ = ["START", "Slot", "Slots", "Views", "read", "size_of", "write"]
 
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 * 1024
+_BEGAN: Final = struct.Struct("d")
+
+START: Final = _ALIGNMENT
+"""Where in a slot a task begins; before it is the time at which its function began to run."""
 
 
 def _aligned(nbytes: int) -> int:
@@ -69,6 +75,19 @@ class Slot:
             raise
         finally:
             os.close(file)
+
+    @property
+    def began(self) -> float:
+        """When the function was loaded and began to run, by `time.monotonic`, which all processes share; 0 before."""
+        return _BEGAN.unpack_from(self.memory)[0]
+
+    def start_clock(self) -> None:
+        """The function is loaded and begins to run."""
+        _BEGAN.pack_into(self.memory, 0, time.monotonic())
+
+    def reset_clock(self) -> None:
+        """A task is about to be sent."""
+        _BEGAN.pack_into(self.memory, 0, 0.0)
 
     def unlink(self) -> None:
         """Remove the file; its memory is freed once no process has it mapped."""

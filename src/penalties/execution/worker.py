@@ -4,22 +4,37 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
-from typing import Any, Final
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from ..errors import TermError, said
-from .board import Board, State
 from .failure import Failure
 from .portable import dumps
 from .remote import Request, UnknownFunctionError, evaluate, load
-from .slots import Slot, Views, read, size_of, write
+from .slots import START, Slot, Views, read, size_of, write
 
-__all__ = ["begin", "function_path", "reply_name", "run"]
+__all__ = ["Outcome", "function_path", "reply_name", "serve"]
 
-_state: Final[dict[str, Any]] = {}
+
+class Outcome(IntEnum):
+    """What has become of a task. A worker sends it as one byte; the last two are the caller's own conclusions."""
+
+    DONE = 1
+    """Its result is in the slot."""
+    DONE_BESIDE = 2
+    """Its result is in a file beside the slot."""
+    UNKNOWN = 3
+    """Its function has to be sent again."""
+    FAILED = 4
+    """The worker could not serve it; a message follows."""
+    LOST = 5
+    """Its worker ended."""
+    CANCELLED = 6
 
 
 def function_path(folder: str, digest: str) -> str:
@@ -32,9 +47,26 @@ def reply_name(slot: str) -> str:
     return f"{slot}-reply"
 
 
-def begin(folder: str, board: str, search_path: str | None) -> None:
-    """Set the process up, once."""
-    _state.update(folder=folder, views=Views(folder), board=Board(board))
+def serve(folder: str, address: str, number: int, search_path: str | None) -> None:
+    """Evaluate one task after another; ends with the process, once the caller is not there any more."""
+    try:
+        _set_up(search_path)
+        views = Views(folder)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address)
+        connection.sendall(f"{number} {os.getpid()}".encode())
+        # One task at a time: the name of its slot, so short that it comes whole.
+        while slot := connection.recv(100):
+            try:
+                answer = bytes([_evaluated(folder, views.open(slot.decode()))])
+            except Exception as error:
+                answer = bytes([Outcome.FAILED]) + said(error).encode()[:1000]
+            connection.sendall(answer)
+    finally:
+        os._exit(1)
+
+
+def _set_up(search_path: str | None) -> None:
     # The broker was started with the caller's path to import from; what terms start is not.
     if search_path is None:
         os.environ.pop("PYTHONPATH", None)
@@ -57,41 +89,31 @@ def _end_with_the_broker() -> None:
         os._exit(1)
 
 
-def run(task: int, entry: int, slot: str) -> None:
-    """Evaluate the task in a slot, unless it was cancelled; the board then says where the result is."""
-    board: Board = _state["board"]
-    if board.begin(entry, task):
-        board.end(entry, _evaluated(board, entry, slot))
-
-
-def _evaluated(board: Board, entry: int, slot: str) -> State:
-    folder: str = _state["folder"]
-    found: Slot = _state["views"].open(slot)
-    header, arrays, start = read(found.memory, 0)
+def _evaluated(folder: str, slot: Slot) -> Outcome:
+    header, arrays, start = read(slot.memory, START)
     request = Request(*pickle.loads(header))
-
     try:
         term = load(request, lambda: _body(folder, request.digest))
     except UnknownFunctionError:
-        return State.UNKNOWN
+        return Outcome.UNKNOWN
     except TermError as error:
         packed = dumps(Failure.of(request.name, error))
     else:
-        board.start_clock(entry)
+        slot.start_clock()
         packed = evaluate(term, request, arrays)
     nbytes = size_of(packed.data, packed.arrays)
-    if start + nbytes <= len(found):
-        write(found.memory, start, packed.data, packed.arrays)
-        return State.DONE
+    if start + nbytes <= len(slot):
+        write(slot.memory, start, packed.data, packed.arrays)
+        return Outcome.DONE
     try:
-        beside = Slot(folder, reply_name(slot), nbytes)
+        beside = Slot(folder, reply_name(slot.name), START + nbytes)
     except OSError as error:
         message = f"its result takes {nbytes} bytes of shared memory: {said(error)}"
         packed = dumps(Failure.of(request.name, TermError(request.name, message)))
-        write(found.memory, start, packed.data, packed.arrays)
-        return State.DONE
-    write(beside.memory, 0, packed.data, packed.arrays)
-    return State.DONE_BESIDE
+        write(slot.memory, start, packed.data, packed.arrays)
+        return Outcome.DONE
+    write(beside.memory, START, packed.data, packed.arrays)
+    return Outcome.DONE_BESIDE
 
 
 def _body(folder: str, digest: str) -> bytes:

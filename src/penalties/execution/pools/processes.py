@@ -14,14 +14,12 @@ from typing import Final
 from ... import trees
 from ...errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
 from ...pipeline.evaluation import Evaluation
-from ..board import State
-from ..broker import Answer
 from ..functions import Function, Functions
 from ..remote import opened, request_of
-from ..slots import Slot, Slots, read, size_of, write
+from ..slots import START, Slot, Slots, read, size_of, write
 from ..task import Task
-from ..worker import function_path, reply_name
-from .brokered import Brokered, Submitted
+from ..worker import Outcome, function_path, reply_name
+from .brokered import Answer, Brokered, Submitted
 
 __all__ = ["Processes", "RunningProcess"]
 
@@ -136,7 +134,7 @@ class RunningProcess:
         request, packed = request_of(self._task, self._function.digest)
         header = pickle.dumps(tuple(request))
         # The result comes after the task; a gradient is as large as the inputs that it is taken at.
-        self._start = size_of(header, packed.arrays)
+        self._start = START + size_of(header, packed.arrays)
         gradient = sum(array.nbytes for name in self._task.wrt for array in trees.arrays(self._task.inputs[name]))
         nbytes = self._start + gradient + _ROOM
         try:
@@ -146,12 +144,11 @@ class RunningProcess:
                 raise TermError(self.name, _CLOSED) from error
             message = f"there is no room for {nbytes} bytes of shared memory: {said(error)}"
             raise TermError(self.name, f"{message}; a container gets more with --shm-size") from error
-        write(self._slot.memory, 0, header, packed.arrays)
+        write(self._slot.memory, START, header, packed.arrays)
         self._submit()
 
     def _submit(self) -> None:
         assert self._slot is not None, "the task is in it"
-        self._sent = time.monotonic()
         try:
             self._broker: Brokered = self.pool.broker(self.name)
             self._submitted: Submitted = self._broker.submit(self._slot)
@@ -201,14 +198,14 @@ class RunningProcess:
                 patience = self._patience()
                 continue
             patience = self._task.timeout
-            if self._cancelled or answer.outcome == State.CANCELLED:
+            if self._cancelled or answer.outcome == Outcome.CANCELLED:
                 raise TermError(self.name, "was cancelled")
-            if answer.outcome == State.LOST:
+            if answer.outcome == Outcome.LOST:
                 self._send_again(answer)
-            elif answer.outcome == State.UNKNOWN:
+            elif answer.outcome == Outcome.UNKNOWN:
                 self.pool.publish(self._function, self.name, again=True)
                 self._submit()
-            elif answer.outcome == State.FAILED:
+            elif answer.outcome == Outcome.FAILED:
                 raise TermError(self.name, f"could not be evaluated in a worker: {answer.detail}")
             else:
                 return answer
@@ -218,21 +215,20 @@ class RunningProcess:
         timeout, now = self._task.timeout, time.monotonic()
         if self.pool.closed:
             raise TermError(self.name, _CLOSED)
-        line = self._broker.board.read(self._submitted.entry)
-        if line.task != self._submitted.task or line.state.over:
-            # The answer is on its way.
-            return _LOOK
-        if line.began:
-            left = line.began + timeout - now
+        submitted = self._submitted
+        if began := submitted.slot.began:
+            left = began + timeout - now
             if left > 0:
                 return left
             message = f"took more than {timeout:g} s; its process was killed"
-        elif line.pid and now - self._sent > _LOADING:
+        elif submitted.sent and now - submitted.sent > _LOADING:
             message = f"was not loaded within {_LOADING:g} s; its process was killed"
         else:
             return _LOOK
-        self._broker.cancel(self._submitted)
-        raise TermTimeoutError(self.name, message)
+        if self._broker.cancel(submitted):
+            raise TermTimeoutError(self.name, message)
+        # The answer is on its way.
+        return _LOOK
 
     def _send_again(self, answer: Answer) -> None:
         """Send a task that was lost once more, where that does no harm; else raise."""
@@ -255,8 +251,8 @@ class RunningProcess:
         if slot is None:
             raise TermError(self.name, "was cancelled")
         start = self._start
-        if answer.outcome == State.DONE_BESIDE:
-            slot, start = Slot(self.pool.slots.folder, reply_name(slot.name)), 0
+        if answer.outcome == Outcome.DONE_BESIDE:
+            slot, start = Slot(self.pool.slots.folder, reply_name(slot.name)), START
             slot.unlink()
         data, arrays, _ = read(slot.memory, start)
         return opened(self.name, data, arrays)
