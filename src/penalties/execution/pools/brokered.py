@@ -265,8 +265,10 @@ class Brokered:
         self._kill()
         with self._lock:
             self.closed = True
-            had = [worker.submitted for worker in self._workers.values() if worker.submitted is not None]
-            left = [*had, *self._waiting]
+            left = [worker.submitted for worker in self._workers.values() if worker.submitted is not None]
+            left += self._waiting
+            for worker in self._workers.values():
+                worker.submitted = None
             self._waiting.clear()
         for submitted in left:
             submitted.answer.set_result(Answer(Outcome.LOST, "the worker pool broke", submitted.slot.began > 0))
