@@ -615,7 +615,7 @@ class TestClosing:
     def test_a_forgotten_executor_is_closed(self) -> None:
         executor = pn.Executor(max_workers=1)
         probe(executor, "process")
-        folder = Path(executor._pools["process"].slots.folder)
+        folder = Path(executor._pools["process"].folder)
         assert folder.exists()
         del executor
         assert not folder.exists()

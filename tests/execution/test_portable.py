@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import penalties as pn
 from penalties.execution.failure import Failure
 from penalties.execution.functions import Functions
 from penalties.execution.portable import dumps, function_bytes, loads
-from penalties.execution.slots import Slot, Slots, read, size_of, write
+from penalties.execution.slots import START, Slot, size_of
 
 
 def back(value: Any) -> Any:
@@ -59,13 +60,6 @@ class TestObjects:
         assert len(packed.arrays) == 1
         first, second, _ = loads(packed.data, packed.arrays)
         assert first is second
-
-    def test_arrays_are_copies(self) -> None:
-        packed = dumps(torch.ones(2))
-        packed.arrays[0].flags.writeable = False
-        found = loads(packed.data, packed.arrays)
-        found[0] = 5.0
-        assert packed.arrays[0][0] == 1.0
 
     def test_objects_of_any_class(self) -> None:
         class Batch:
@@ -122,23 +116,17 @@ class TestFailures:
 
 
 class TestSlots:
-    def test_what_was_written_is_read(self, tmp_path: Any) -> None:
+    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
         arrays = [np.arange(5.0), np.ones((0, 2)), np.arange(6, dtype=np.int8).reshape(2, 3).T]
-        slot = Slot(str(tmp_path), "slot", 64 + size_of(b"words", arrays))
-        write(slot.memory, 64, b"words", arrays)
-        data, views, end = read(Slot(str(tmp_path), "slot").memory, 64)
-        assert (data, end) == (b"words", len(slot))
-        assert [bytes(view) for view in views] == [array.tobytes() for array in arrays]
+        slot = Slot(str(tmp_path), "slot", START + size_of(b"words", arrays))
+        slot.write(START, b"words", arrays)
+        data, found, end = Slot(str(tmp_path), "slot").read(START)
+        assert (data, end) == (b"words", START + size_of(b"words", arrays))
+        assert [array.tobytes() for array in found] == [array.tobytes() for array in arrays]
 
-    def test_are_used_again_where_they_fit(self, tmp_path: Any) -> None:
-        slots = Slots(str(tmp_path))
-        slot = slots.take(100_000)
-        slots.give(slot)
-        assert slots.take(90_000) is slot
-        assert slots.take(90_000) is not slot
-
-    def test_one_that_is_too_small_makes_room(self, tmp_path: Any) -> None:
-        slots = Slots(str(tmp_path))
-        slots.give(slots.take(10))
-        slots.give(slots.take(1_000_000))
-        assert len(list(tmp_path.iterdir())) == 1
+    def test_what_was_read_is_a_copy(self, tmp_path: Path) -> None:
+        slot = Slot(str(tmp_path), "slot", 1000)
+        slot.write(START, b"", [np.ones(2, np.uint8)])
+        _, (found,), _ = slot.read(START)
+        slot.write(START, b"", [np.zeros(2, np.uint8)])
+        assert found.tolist() == [1, 1]

@@ -1,5 +1,6 @@
 """The pool of worker processes: what it survives, what it tells, and what it leaves alone."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import penalties as pn
+from penalties.execution import remote
 from penalties.execution.pools import processes
 from penalties.execution.pools.processes import Processes
 from penalties.execution.task import Task
@@ -37,9 +39,16 @@ def total(x: Any) -> Any:
     return x.sum()
 
 
-def nap(x: Any) -> Any:
-    time.sleep(30.0)
-    return x.sum()
+def napping(began: Path) -> Callable[..., Any]:
+    """A term that takes long, and says when it has begun, and by whom its process was started."""
+
+    def nap(x: Any) -> Any:
+        broker = multiprocessing.parent_process()
+        began.write_text(f"{broker.pid if broker else 0}\n")
+        time.sleep(30.0)
+        return x.sum()
+
+    return nap
 
 
 def who(x: Any) -> Any:
@@ -55,10 +64,6 @@ def until(happened: Callable[[], Any]) -> None:
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def begun(running: Any) -> bool:
-    return running._submitted.slot.began > 0
 
 
 class TestLosses:
@@ -86,10 +91,11 @@ class TestLosses:
         with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(exit status 3\)"):
             pool.start(task(forks, timeout=20.0)).result()
 
-    def test_a_broker_that_dies_is_replaced(self, pool: Processes) -> None:
-        running, waiting = pool.start(task(nap)), pool.start(task(total))
-        until(lambda: begun(running))
-        os.kill(running._broker._process.pid, signal.SIGKILL)
+    def test_a_broker_that_dies_is_replaced(self, pool: Processes, tmp_path: Path) -> None:
+        began = tmp_path / "began"
+        running, waiting = pool.start(task(napping(began))), pool.start(task(total))
+        until(lambda: began.exists() and began.read_text().endswith("\n"))
+        os.kill(int(began.read_text()), signal.SIGKILL)
         assert value(waiting) == 2.0
         with pytest.raises(pn.WorkerLostError, match="term: the worker pool broke; idempotent=True"):
             running.result()
@@ -98,7 +104,7 @@ class TestLosses:
         monkeypatch.setattr(sys, "executable", "/bin/false")
         pool = Processes(1)
         with pytest.raises(pn.WorkerLostError, match="term: no worker could be started: .*exit status"):
-            pool.start(task(total))
+            pool.start(task(total)).result()
         pool.close()
 
 
@@ -119,16 +125,16 @@ class TestTimes:
                 return x.sum()
 
         assert value(pool.start(task(total))) == 2.0
-        monkeypatch.setattr(processes, "_LOADING", 0.2)
+        monkeypatch.setattr(processes, "LOADING", 0.2)
         with pytest.raises(pn.TermTimeoutError, match=r"term: was not loaded within 0\.2 s"):
             pool.start(task(Slow(), timeout=0.1)).result()
 
-    def test_cancelling_before_while_and_after(self, pool: Processes) -> None:
+    def test_cancelling_before_while_and_after(self, pool: Processes, tmp_path: Path) -> None:
         done = pool.start(task(total))
         done.result()
         done.cancel()
-        running = pool.start(task(nap))
-        until(lambda: begun(running))
+        running = pool.start(task(napping(tmp_path / "began")))
+        until((tmp_path / "began").exists)
         waiting = pool.start(task(total))
         waiting.cancel()
         running.cancel()
@@ -156,7 +162,7 @@ class TestTravelling:
         state = pool.start(task(large)).result().state
         assert state["array"].sum() == 200_000
         assert len(state["bytes"]) == 1_000_000
-        assert not [name for name in os.listdir(pool.slots.folder) if "reply" in name]
+        assert not [name for name in os.listdir(pool.folder) if "reply" in name]
 
     def test_a_result_that_cannot_be_pickled_is_an_error(self, pool: Processes) -> None:
         with pytest.raises(pn.TermError, match="term: its result cannot be sent to the caller: TypeError"):
@@ -188,21 +194,13 @@ class TestTravelling:
         assert [value(pool.start(once)) for _ in range(3)] == [2.0] * 3
         assert loads.read_text() == "loaded\n"
 
-    def test_a_function_whose_file_is_gone_is_sent_again(self, pool: Processes) -> None:
-        one = task(lambda x: 2 * x.sum())
-        assert value(pool.start(one)) == 4.0
-        os.kill(int(pool.start(task(who)).result().metrics["pid"]), signal.SIGKILL)
-        for path in Path(pool.slots.folder).glob("function-*"):
-            path.unlink()
-        assert value(pool.start(one)) == 4.0
+    def test_a_function_that_a_worker_has_dropped_is_sent_again(self, pool: Processes) -> None:
+        def drops(x: Any) -> Any:
+            remote._terms.clear()
+            return x.sum()
 
-    def test_files_of_old_functions_are_removed(self, pool: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(processes, "_WRITTEN", 2)
-        before = list(pool._written)
-        for i in range(3):
-            assert value(pool.start(task(lambda x, i=i: i * x.sum()))) == 2.0 * i
-        assert before[0] not in pool._written
-        assert not Path(pool.slots.folder, f"function-{before[0]}").exists()
+        one = task(lambda x: 2 * x.sum())
+        assert [value(pool.start(each)) for each in (one, task(drops), one)] == [4.0, 2.0, 4.0]
 
     def test_too_little_shared_memory_is_an_error(self, pool: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(descriptor: int, offset: int, size: int) -> None:
@@ -212,7 +210,7 @@ class TestTravelling:
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             with pytest.raises(pn.TermError, match="term: there is no room for 8.* bytes of shared memory.*--shm-size"):
-                pool.start(large)
+                pool.start(large).result()
         monkeypatch.delattr(os, "posix_fallocate")
         assert value(pool.start(large)) == 10_000_000.0
 

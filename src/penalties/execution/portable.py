@@ -70,7 +70,7 @@ def dumps(value: Any) -> Packed:
 
 
 def loads(data: bytes, arrays: Sequence[Any] = ()) -> Any:
-    """The object again. Its arrays are copies, of the libraries that they came from."""
+    """The object again, with arrays of the libraries that they came from, in the memory that is given."""
     return _Unpickler(data, arrays).load()
 
 
@@ -153,9 +153,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         index, library, dtype, requires_grad, host_dtype, shape = pid
         if index not in self.made:
-            # Copied: the memory is used again for the next task, and what comes from Ray cannot be written to.
-            view: Any = np.asarray(self.arrays[index]).view(host_dtype).reshape(shape)
-            host = np.array(view)
+            host = np.asarray(self.arrays[index]).view(host_dtype).reshape(shape)
             self.made[index] = _from_host_array(host, _Kind(library, dtype, requires_grad))
         return self.made[index]
 

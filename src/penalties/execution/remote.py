@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..backends import double_precision
@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
     name: str
     digest: str
-    """The function, which travels once per worker."""
+    """The function, which is sent once to each worker."""
     data: bytes
     settings: Mapping[str, Any]
     """By library, the caller's settings that change numbers: PyTorch's default dtype, JAX's 64 bits."""
@@ -51,19 +51,18 @@ def request_of(task: Task, digest: str) -> tuple[Request, Packed]:
     return Request(task.term.name, digest, packed.data, _settings(packed.libraries)), packed
 
 
-def load(request: Request, body: Callable[[], bytes]) -> Term:
-    """In the worker: the term, and the libraries that its inputs need."""
+def load(request: Request, body: bytes | None) -> Term:
+    """In the worker: the term, of which the bytes are needed once, and the libraries that its inputs need."""
+    if request.digest not in _terms and body is None:
+        raise UnknownFunctionError
     try:
-        if request.digest in _terms:
-            _terms.move_to_end(request.digest)
-        else:
-            _terms[request.digest] = loads(body())
+        if request.digest not in _terms:
+            _terms[request.digest] = loads(body or b"")
             if len(_terms) > _LOADED:
                 _terms.popitem(last=False)
+        _terms.move_to_end(request.digest)
         for library in request.settings:
             importlib.import_module(library)
-    except UnknownFunctionError:
-        raise
     except Exception as error:
         _terms.pop(request.digest, None)
         message = f"could not be loaded in a worker: {said(error)}"

@@ -16,13 +16,13 @@ from ..errors import TermError, said
 from .failure import Failure
 from .portable import dumps
 from .remote import Request, UnknownFunctionError, evaluate, load
-from .slots import START, Slot, Views, read, size_of, write
+from .slots import START, Slot, size_of
 
-__all__ = ["Outcome", "function_path", "reply_name", "serve"]
+__all__ = ["Outcome", "reply_name", "serve"]
 
 
 class Outcome(IntEnum):
-    """What has become of a task. A worker sends it as one byte; the last two are the caller's own conclusions."""
+    """What has become of a task: the first byte of a worker's answer."""
 
     DONE = 1
     """Its result is in the slot."""
@@ -32,14 +32,6 @@ class Outcome(IntEnum):
     """Its function has to be sent again."""
     FAILED = 4
     """The worker could not serve it; a message follows."""
-    LOST = 5
-    """Its worker ended."""
-    CANCELLED = 6
-
-
-def function_path(folder: str, digest: str) -> str:
-    """The file that a function is in."""
-    return os.path.join(folder, f"function-{digest}")
 
 
 def reply_name(slot: str) -> str:
@@ -51,14 +43,16 @@ def serve(folder: str, address: str, number: int, search_path: str | None) -> No
     """Evaluate one task after another; ends with the process, once the caller is not there any more."""
     try:
         _set_up(search_path)
-        views = Views(folder)
+        slot: Slot | None = None
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(address)
         connection.sendall(f"{number} {os.getpid()}".encode())
         # One task at a time: the name of its slot, so short that it comes whole.
-        while slot := connection.recv(100):
+        while name := connection.recv(100).decode():
             try:
-                answer = bytes([_evaluated(folder, views.open(slot.decode()))])
+                if slot is None or slot.name != name:
+                    slot = Slot(folder, name)
+                answer = bytes([_evaluated(folder, slot)])
             except Exception as error:
                 answer = bytes([Outcome.FAILED]) + said(error).encode()[:1000]
             connection.sendall(answer)
@@ -90,10 +84,11 @@ def _end_with_the_broker() -> None:
 
 
 def _evaluated(folder: str, slot: Slot) -> Outcome:
-    header, arrays, start = read(slot.memory, START)
-    request = Request(*pickle.loads(header))
+    header, arrays, start = slot.read(START)
+    parts, body = pickle.loads(header)
+    request = Request(*parts)
     try:
-        term = load(request, lambda: _body(folder, request.digest))
+        term = load(request, body)
     except UnknownFunctionError:
         return Outcome.UNKNOWN
     except TermError as error:
@@ -103,22 +98,14 @@ def _evaluated(folder: str, slot: Slot) -> Outcome:
         packed = evaluate(term, request, arrays)
     nbytes = size_of(packed.data, packed.arrays)
     if start + nbytes <= len(slot):
-        write(slot.memory, start, packed.data, packed.arrays)
+        slot.write(start, packed.data, packed.arrays)
         return Outcome.DONE
     try:
         beside = Slot(folder, reply_name(slot.name), START + nbytes)
     except OSError as error:
         message = f"its result takes {nbytes} bytes of shared memory: {said(error)}"
         packed = dumps(Failure.of(request.name, TermError(request.name, message)))
-        write(slot.memory, start, packed.data, packed.arrays)
+        slot.write(start, packed.data, packed.arrays)
         return Outcome.DONE
-    write(beside.memory, START, packed.data, packed.arrays)
+    beside.write(START, packed.data, packed.arrays)
     return Outcome.DONE_BESIDE
-
-
-def _body(folder: str, digest: str) -> bytes:
-    try:
-        with open(function_path(folder, digest), "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        raise UnknownFunctionError from None

@@ -2,28 +2,23 @@
 
 import contextlib
 import importlib
+import itertools
 import os
 import pickle
 import shutil
+import signal
 import tempfile
-import threading
 import time
-from collections import OrderedDict
 from typing import Final
 
-from ... import trees
-from ...errors import MissingLibraryError, TermError, TermTimeoutError, WorkerLostError, said
-from ...pipeline.evaluation import Evaluation
-from ..functions import Function, Functions
-from ..remote import opened, request_of
-from ..slots import START, Slot, Slots, read, size_of, write
+from ...errors import MissingLibraryError, TermError, TermTimeoutError, said
+from ..slots import START, Slot, size_of
 from ..task import Task
-from ..worker import Outcome, function_path, reply_name
-from .brokered import Answer, Brokered, Submitted
+from ..worker import Outcome, reply_name
+from .brokered import Brokered, Connected
+from .workers import LOADING, RemoteTask, Worker, WorkerPool
 
-__all__ = ["Processes", "RunningProcess"]
-
-_CLOSED: Final = "the executor was closed before it was done"
+__all__ = ["Processes"]
 
 _SHARED: Final = "/dev/shm"
 """Where files are in memory, on Linux."""
@@ -32,227 +27,198 @@ _ROOM: Final = 16 * 1024
 """Bytes that a slot has for a result beside the gradient: metrics, state, errors."""
 
 _LOOK: Final = 0.05
-"""Seconds between looks at a task that has not begun."""
+"""Seconds between looks at a task whose function is being loaded."""
 
-_LOADING: Final = 300.0
-"""Seconds that a worker may take to load a function: imports can be slow, but must not hang the caller."""
-
-_WRITTEN: Final = 512
-"""Functions whose files are kept."""
+_ALIVE: Final = 0.5
+"""Seconds between looks at a worker that evaluates a term, whose end may not be seen at its connection."""
 
 
-class Processes:
-    """Worker processes behind a broker. One that is late or crashes is replaced, and its neighbours live on."""
+class Processes(WorkerPool):
+    """Worker processes that a broker starts."""
 
     def __init__(self, max_workers: int) -> None:
         """Workers start with the first term."""
-        self.max_workers = max_workers
-        self.closed: bool = False
-        self.functions: Functions = Functions()
-        self._lock = threading.Lock()
-        self._broker: Brokered | None = None
+        super().__init__(max_workers)
         above = _SHARED if os.access(_SHARED, os.W_OK) else None
-        self.slots: Slots = Slots(tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above))
-        """The files that tasks travel in."""
-        self._written: OrderedDict[str, None] = OrderedDict()
+        self.folder: str = tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above)
+        """For the files that tasks travel in."""
+        self.names = itertools.count()
+        self._broker: Brokered | None = None
 
-    def start(self, task: Task) -> "RunningProcess":
-        """Send it to the broker, where it begins as soon as a worker is free."""
-        return RunningProcess(self, task)
+    def new_worker(self) -> "_ProcessWorker":
+        """A worker without a process."""
+        return _ProcessWorker(self)
 
-    def broker(self, term: str) -> Brokered:
+    def why_none(self, error: Exception) -> str:
+        """The message where no process can be started."""
+        return f"no worker could be started: {said(error)}"
+
+    def start(self, task: Task) -> RemoteTask:
+        """Queue it; a process begins as soon as one is free."""
+        try:
+            importlib.import_module("pebble")
+        except ImportError as error:
+            # The broker needs it; here it can be said what to install.
+            raise MissingLibraryError('a term with runs="process"', "pebble", extra="process") from error
+        return super().start(task)
+
+    def broker(self) -> Brokered:
         """The broker; a new one where there is none."""
-        with self._lock:
-            self._check_open(term)
-            if self._broker is None or self._broker.closed:
-                _check_pebble()
-                try:
-                    self._broker = Brokered(self.slots.folder, self.max_workers)
-                except (RuntimeError, OSError) as error:
-                    raise WorkerLostError(term, f"no worker could be started: {said(error)}") from error
-            return self._broker
-
-    def _check_open(self, term: str) -> None:
-        if self.closed:
-            raise TermError(term, _CLOSED)
-
-    def publish(self, function: Function, term: str, *, again: bool = False) -> None:
-        """Write a function where workers find it, unless that was done before."""
-        folder = self.slots.folder
-        with self._lock:
-            self._check_open(term)
-            if function.digest in self._written and not again:
-                self._written.move_to_end(function.digest)
-                return
-            path = function_path(folder, function.digest)
-            with open(f"{path}.new", "wb") as file:
-                file.write(function.body)
-            os.replace(f"{path}.new", path)
-            self._written[function.digest] = None
-            if len(self._written) > _WRITTEN:
-                oldest, _ = self._written.popitem(last=False)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(function_path(folder, oldest))
+        with self.changed:
+            broker = self._broker
+            if broker is None or broker.ended:
+                if broker is not None:
+                    broker.close()
+                self._broker = broker = Brokered(self.folder, self.max_workers)
+            return broker
 
     def close(self) -> None:
         """Kill every worker, and remove the files."""
-        with self._lock:
-            self.closed = True
-            broker, self._broker = self._broker, None
-        if broker is not None:
-            broker.close()
-        shutil.rmtree(self.slots.folder, ignore_errors=True)
+        super().close()
+        if self._broker is not None:
+            self._broker.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _check_pebble() -> None:
-    """The broker needs it; here it can be said what to install."""
-    try:
-        importlib.import_module("pebble")
-    except ImportError as error:
-        raise MissingLibraryError('a term with runs="process"', "pebble", extra="process") from error
+class _ProcessWorker(Worker):
+    """A process, and the slot that its tasks travel in."""
 
-
-class RunningProcess:
-    """A task for a worker."""
-
-    def __init__(self, pool: Processes, task: Task) -> None:
-        """Send it."""
-        self.pool = pool
-        self.name: str = task.term.name
-        self._task = task
-        self._function = pool.functions.of(task.term)
-        self._lock = threading.Lock()
+    def __init__(self, pool: Processes) -> None:
+        super().__init__(pool)
+        self.processes = pool
+        self._broker: Brokered | None = None
+        self._connected: Connected | None = None
         self._slot: Slot | None = None
-        self._cancelled = False
-        self._retried = False
-        self._sendings = 0
-        pool.publish(self._function, self.name)
-        self._send()
+        self._sent: set[str] = set()
+        """The functions that the process was sent."""
 
-    def _send(self) -> None:
-        """Write the task into a slot, and submit it."""
-        request, packed = request_of(self._task, self._function.digest)
-        header = pickle.dumps(tuple(request))
-        # The result comes after the task; a gradient is as large as the inputs that it is taken at.
-        self._start = START + size_of(header, packed.arrays)
-        gradient = sum(array.nbytes for name in self._task.wrt for array in trees.arrays(self._task.inputs[name]))
-        nbytes = self._start + gradient + _ROOM
-        try:
-            self._slot = self.pool.slots.take(nbytes)
-        except OSError as error:
-            if self.pool.closed:
-                raise TermError(self.name, _CLOSED) from error
-            message = f"there is no room for {nbytes} bytes of shared memory: {said(error)}"
-            raise TermError(self.name, f"{message}; a container gets more with --shm-size") from error
-        write(self._slot.memory, START, header, packed.arrays)
-        self._submit()
+    def connect(self) -> None:
+        self._disconnect()
+        for last in (False, True):
+            broker = self.processes.broker()
+            try:
+                connected = broker.accept()
+            except RuntimeError:
+                if last and not self.pool.closed:
+                    raise
+            else:
+                with self.pool.changed:
+                    self._broker, self._connected, self.alive = broker, connected, not self.pool.closed
+                return
 
-    def _submit(self) -> None:
-        assert self._slot is not None, "the task is in it"
-        try:
-            self._broker: Brokered = self.pool.broker(self.name)
-            self._submitted: Submitted = self._broker.submit(self._slot)
-        except BaseException as error:
-            self._drop_slot()
-            # Ctrl-C while the broker starts is the user's, and not a failure of the term.
-            if isinstance(error, TermError | MissingLibraryError) or not isinstance(error, Exception):
-                raise
-            raise WorkerLostError(self.name, f"no worker could be started: {said(error)}") from error
-        if self._cancelled:
-            self._broker.cancel(self._submitted)
-
-    def result(self) -> Evaluation:
-        """Wait until it is done, late or lost."""
-        try:
-            answer = self._answer()
-            evaluation = self._read(answer)
-        except BaseException:
-            self._drop_slot()
-            raise
-        with self._lock:
-            slot, self._slot = self._slot, None
-        if slot is not None:
-            self.pool.slots.give(slot)
-        return evaluation
-
-    def cancel(self) -> None:
-        """Kill its worker, or never begin."""
-        self._cancelled = True
-        self._broker.cancel(self._submitted)
+    def _disconnect(self) -> None:
+        """Let go of a process that has ended."""
+        if self._connected is not None:
+            self._connected.connection.close()
+            self._connected = None
+        self._sent.clear()
         self._drop_slot()
+
+    def kill(self) -> None:
+        with self.pool.changed:
+            alive, self.alive = self.alive, False
+            if alive and self._connected is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._connected.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        self.kill()
+        self._disconnect()
+
+    def evaluate(self, running: RemoteTask) -> None:
+        digest = running.function.digest
+        body = None if digest in self._sent else running.function.body
+        header = pickle.dumps((tuple(running.request), body))
+        # The result comes after the task.
+        start = START + size_of(header, running.packed.arrays)
+        nbytes = start + running.gradient_bytes + _ROOM
+        try:
+            slot = self._slot_of(nbytes)
+        except OSError as error:
+            message = f"there is no room for {nbytes} bytes of shared memory: {said(error)}"
+            running.fail(TermError(running.name, f"{message}; a container gets more with --shm-size"), error)
+            return
+        slot.reset_clock()
+        slot.write(START, header, running.packed.arrays)
+        try:
+            answer = self._answer(running, slot)
+        except TermTimeoutError as error:
+            self.kill()
+            running.fail(error)
+            self._how_ended()
+            return
+        if not answer:
+            self.alive = False
+            began = slot.began > 0
+            running.lose(self._how_ended(), began=began, counts=began or not self.used)
+            return
+        outcome, self.used = Outcome(answer[0]), True
+        if outcome == Outcome.UNKNOWN:
+            self._sent.discard(digest)
+            self.evaluate(running)
+        elif outcome == Outcome.FAILED:
+            message = f"could not be evaluated in a worker: {answer[1:].decode(errors='replace')}"
+            running.fail(TermError(running.name, message))
+        else:
+            self._sent.add(digest)
+            if outcome == Outcome.DONE_BESIDE:
+                slot, start = Slot(self.processes.folder, reply_name(slot.name)), START
+                slot.unlink()
+            data, arrays, _ = slot.read(start)
+            running.settle(data, arrays)
+        if body is not None:
+            # A function may hold a whole model.
+            self._drop_slot()
+
+    def _answer(self, running: RemoteTask, slot: Slot) -> bytes:
+        """What the process answers; nothing where it has ended."""
+        assert self._connected is not None, "alive"
+        connection, _, pid = self._connected
+        sent, patience = time.monotonic(), running.timeout
+        with contextlib.suppress(OSError):
+            connection.sendall(slot.name.encode())
+        while True:
+            connection.settimeout(min(patience, _ALIVE))
+            try:
+                return connection.recv(2000)
+            except TimeoutError:
+                patience = _patience(running, slot, sent)
+                # What a term forked may hold the connection open.
+                if not _exists(pid):
+                    return b""
+            except OSError:
+                return b""
+
+    def _how_ended(self) -> str:
+        assert self._broker is not None, "it was alive"
+        assert self._connected is not None, "it was alive"
+        return self._broker.how_ended(self._connected.number)
+
+    def _slot_of(self, nbytes: int) -> Slot:
+        if self._slot is None or len(self._slot) < nbytes:
+            self._drop_slot()
+            self._slot = Slot(self.processes.folder, f"slot-{next(self.processes.names)}", nbytes)
+        return self._slot
 
     def _drop_slot(self) -> None:
-        """Remove the slot: a worker that is not done may still write to it."""
-        with self._lock:
-            slot, self._slot = self._slot, None
+        slot, self._slot = self._slot, None
         if slot is not None:
             slot.unlink()
 
-    def _answer(self) -> Answer:
-        """The answer to the task once its result is there; raises where there will be none."""
-        patience = self._task.timeout
-        while True:
-            try:
-                answer = self._submitted.answer.result(min(patience, 1.0))
-            except TimeoutError:
-                patience = self._patience()
-                continue
-            patience = self._task.timeout
-            if self._cancelled or answer.outcome == Outcome.CANCELLED:
-                raise TermError(self.name, "was cancelled")
-            if answer.outcome == Outcome.LOST:
-                self._send_again(answer)
-            elif answer.outcome == Outcome.UNKNOWN:
-                self.pool.publish(self._function, self.name, again=True)
-                self._submit()
-            elif answer.outcome == Outcome.FAILED:
-                raise TermError(self.name, f"could not be evaluated in a worker: {answer.detail}")
-            else:
-                return answer
 
-    def _patience(self) -> float:
-        """Seconds to wait before the next look; raises where the task is late."""
-        timeout, now = self._task.timeout, time.monotonic()
-        if self.pool.closed:
-            raise TermError(self.name, _CLOSED)
-        submitted = self._submitted
-        if began := submitted.slot.began:
-            left = began + timeout - now
-            if left > 0:
-                return left
-            message = f"took more than {timeout:g} s; its process was killed"
-        elif submitted.sent and now - submitted.sent > _LOADING:
-            message = f"was not loaded within {_LOADING:g} s; its process was killed"
-        else:
-            return _LOOK
-        if self._broker.cancel(submitted):
-            raise TermTimeoutError(self.name, message)
-        # The answer is on its way.
-        return _LOOK
+def _patience(running: RemoteTask, slot: Slot, sent: float) -> float:
+    """Seconds to wait before the next look; raises where the task is late."""
+    began, now = slot.began, time.monotonic()
+    if began and now - began >= running.timeout:
+        raise TermTimeoutError(running.name, f"took more than {running.timeout:g} s; its process was killed")
+    if not began and now - sent > LOADING:
+        raise TermTimeoutError(running.name, f"was not loaded within {LOADING:g} s; its process was killed")
+    return began + running.timeout - now if began else _LOOK
 
-    def _send_again(self, answer: Answer) -> None:
-        """Send a task that was lost once more, where that does no harm; else raise."""
-        if self.pool.closed:
-            raise TermError(self.name, _CLOSED)
-        idempotent = self._task.term.idempotent
-        # One that had not begun may be sent to every worker in turn: all may have died while they were idle.
-        self._sendings += 1
-        if self._sendings > self.pool.max_workers + 1 or (answer.began and (self._retried or not idempotent)):
-            again = " twice" if self._retried and idempotent else ""
-            hint = "" if idempotent else "; idempotent=True lets it run again"
-            raise WorkerLostError(self.name, f"{answer.detail}{again}{hint}")
-        self._retried = self._retried or answer.began
-        self._drop_slot()
-        self._send()
 
-    def _read(self, answer: Answer) -> Evaluation:
-        with self._lock:
-            slot = self._slot
-        if slot is None:
-            raise TermError(self.name, "was cancelled")
-        start = self._start
-        if answer.outcome == Outcome.DONE_BESIDE:
-            slot, start = Slot(self.pool.slots.folder, reply_name(slot.name)), START
-            slot.unlink()
-        data, arrays, _ = read(slot.memory, start)
-        return opened(self.name, data, arrays)
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
