@@ -67,6 +67,7 @@ class Broker:
 
         self.config = config
         self.connection = connection
+        self.caller: int = os.getppid()
         self._numbers = itertools.count()
         self._serving: dict[int, Any] = {}
         """By the number of a worker: Pebble's future."""
@@ -76,12 +77,11 @@ class Broker:
 
     def serve(self) -> None:
         """Keep workers until the caller closes the connection, or is gone."""
-        caller = os.getppid()
         self.connection.sendall(READY)
         for _ in range(self.config.workers):
             self._add_worker()
         # A process that the caller forked may hold the other end of the connection open.
-        while os.getppid() == caller:
+        while os.getppid() == self.caller:
             if multiprocessing.connection.wait([self.connection], _LOOK):
                 message = self.connection.recv(LOST.size)
                 if not message:
@@ -120,7 +120,7 @@ class Broker:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Kill the workers, remove the files, and end this process with everything that it has started."""
+        """Kill the workers, and end this process with everything that it has started."""
         threading.Timer(_ENDING, _kill_group).start()
         self.pool.stop()
         for child in multiprocessing.active_children():
@@ -129,7 +129,9 @@ class Broker:
         self.pool = None
         # Pebble's locks are files; they go when nothing refers to them.
         gc.collect()
-        shutil.rmtree(self.config.folder, ignore_errors=True)
+        if os.getppid() != self.caller:
+            # It was killed. Else it may go on with another broker, and removes the files itself.
+            shutil.rmtree(self.config.folder, ignore_errors=True)
         _kill_group()
 
 

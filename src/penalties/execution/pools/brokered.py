@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from .. import broker
 from ..broker import ENDED, LOST, READY, Config
 
-__all__ = ["Brokered", "Connected"]
+__all__ = ["Brokered", "Connected", "exists"]
 
 _STARTING: Final = 60.0
 """Seconds that a broker may take to start, and a worker to connect."""
@@ -31,7 +31,7 @@ _REPORT: Final = 1.0
 """Seconds that the broker has to say how a worker ended."""
 
 _LOOK: Final = 0.2
-"""Seconds between looks at a broker whose workers do not connect."""
+"""Seconds between looks at a broker from which no worker connects."""
 
 _SINGLE_THREADED: Final = (
     "OMP_NUM_THREADS",
@@ -87,38 +87,43 @@ class Brokered:
     def accept(self) -> Connected:
         """The next worker to connect; raises `RuntimeError` where none does, or where the broker has ended."""
         end = time.monotonic() + _STARTING
-        while not self.ended:
-            try:
+        while not self.ended and time.monotonic() < end:
+            # Closed meanwhile, or nobody comes.
+            with contextlib.suppress(OSError):
                 connection, _ = self._listener.accept()
                 connection.settimeout(_STARTING)
-                if hello := connection.recv(100):
-                    return Connected(connection, *map(int, hello.split()))
-            except OSError:
-                # Mostly because of its timeout.
-                if self._process is None or self._process.poll() is not None:
-                    break
-            if time.monotonic() > end:
-                raise RuntimeError(f"no worker started within {_STARTING:g} s")
+                number, pid = map(int, connection.recv(100).split() or (0, 0))
+                # It may have connected long ago, and died since.
+                if pid and exists(pid):
+                    return Connected(connection, number, pid)
+                connection.close()
+            with self._lock:
+                self._hear(0.001)
+        why = "the broker ended" if self.ended else f"no worker connected within {_STARTING:g} s"
         self.ended = True
-        raise RuntimeError("the broker ended")
+        raise RuntimeError(why)
+
+    def _hear(self, seconds: float) -> None:
+        """Wait for a message from the broker."""
+        try:
+            self._connection.settimeout(seconds)
+            message = self._connection.recv(ENDED.size)
+        except TimeoutError:
+            return
+        except OSError:
+            message = b""
+        if message:
+            number, code = ENDED.unpack(message)
+            self._codes[number] = code
+        else:
+            self.ended = True
 
     def how_ended(self, number: int) -> str:
         """How a worker ended that is gone."""
         with self._lock:
             end = time.monotonic() + _REPORT
-            while number not in self._codes and (left := end - time.monotonic()) > 0 and not self.ended:
-                self._connection.settimeout(left)
-                try:
-                    message = self._connection.recv(ENDED.size)
-                except TimeoutError:
-                    break
-                except OSError:
-                    message = b""
-                if message:
-                    ended, code = ENDED.unpack(message)
-                    self._codes[ended] = code
-                else:
-                    self.ended = True
+            while number not in self._codes and not self.ended and (left := end - time.monotonic()) > 0:
+                self._hear(left)
             if self.ended:
                 return "the worker pool broke"
             if number in self._codes:
@@ -130,10 +135,10 @@ class Brokered:
 
     def close(self) -> None:
         """End the broker with everything that it started."""
-        self.ended = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        if self._process is not None:
+        if not self.ended and self._process is not None:
+            self.ended = True
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_ENDING)
         self._end()
@@ -150,6 +155,15 @@ class Brokered:
             process.wait()
         self._listener.close()
         self._connection.close()
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _new_process(config: Config) -> "subprocess.Popen[bytes]":

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from typing import Final
 
@@ -15,7 +16,7 @@ from ...errors import MissingLibraryError, TermError, TermTimeoutError, said
 from ..slots import START, Slot, size_of
 from ..task import Task
 from ..worker import Outcome, reply_name
-from .brokered import Brokered, Connected
+from .brokered import Brokered, Connected, exists
 from .workers import LOADING, RemoteTask, Worker, WorkerPool
 
 __all__ = ["Processes"]
@@ -44,6 +45,7 @@ class Processes(WorkerPool):
         """For the files that tasks travel in."""
         self.names = itertools.count()
         self._broker: Brokered | None = None
+        self._starting = threading.Lock()
 
     def new_worker(self) -> "_ProcessWorker":
         """A worker without a process."""
@@ -64,19 +66,22 @@ class Processes(WorkerPool):
 
     def broker(self) -> Brokered:
         """The broker; a new one where there is none."""
-        with self.changed:
+        with self._starting:
             broker = self._broker
             if broker is None or broker.ended:
                 if broker is not None:
                     broker.close()
                 self._broker = broker = Brokered(self.folder, self.max_workers)
+            if self.closed:
+                broker.close()
             return broker
 
     def close(self) -> None:
         """Kill every worker, and remove the files."""
-        super().close()
+        self.closed = True
         if self._broker is not None:
             self._broker.close()
+        super().close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -184,12 +189,14 @@ class _ProcessWorker(Worker):
             except TimeoutError:
                 patience = _patience(running, slot, sent)
                 # What a term forked may hold the connection open.
-                if not _exists(pid):
+                if not exists(pid):
                     return b""
             except OSError:
                 return b""
 
     def _how_ended(self) -> str:
+        if self.pool.closed:
+            return ""
         assert self._broker is not None, "it was alive"
         assert self._connected is not None, "it was alive"
         return self._broker.how_ended(self._connected.number)
@@ -214,11 +221,3 @@ def _patience(running: RemoteTask, slot: Slot, sent: float) -> float:
     if not began and now - sent > LOADING:
         raise TermTimeoutError(running.name, f"was not loaded within {LOADING:g} s; its process was killed")
     return began + running.timeout - now if began else _LOOK
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -77,7 +77,9 @@ class WorkerPool:
     def requeue(self, running: "RemoteTask") -> None:
         """Queue a task once more, before the others."""
         with self.changed:
-            if not self.closed and not running.done:
+            if self.closed:
+                running.fail(TermError(running.name, _CLOSED))
+            elif not running.done:
                 self._waiting.appendleft(running)
                 self.changed.notify()
 
@@ -215,7 +217,8 @@ class RemoteTask:
 
     def lose(self, how: str, *, began: bool, counts: bool = True, cause: Exception | None = None) -> None:
         """Its worker is gone: queue it again, once and where that does no harm; else fail."""
-        if counts and (self._retried or (began and not self.idempotent)):
+        again_harms = self._retried or (began and not self.idempotent)
+        if counts and again_harms and not self.pool.closed:
             again = " twice" if self._retried else ""
             hint = "" if self.idempotent else "; idempotent=True lets it run again"
             reason = "" if cause is None else f": {reason_of(cause)}"
