@@ -91,11 +91,11 @@ class TestHomology:
         found = homology.one_loop(points)
         assert found.gradient["code"].any()
         step, numeric = 1e-6, np.zeros(points.shape)
-        for place in itertools.product(*map(range, points.shape)):
+        for where in itertools.product(*map(range, points.shape)):
             ahead, behind = points.clone(), points.clone()
-            ahead[place] += step
-            behind[place] -= step
-            numeric[place] = (homology.one_loop(ahead).value - homology.one_loop(behind).value) / (2 * step)
+            ahead[where] += step
+            behind[where] -= step
+            numeric[where] = (homology.one_loop(ahead).value - homology.one_loop(behind).value) / (2 * step)
         np.testing.assert_allclose(found.gradient["code"], numeric, atol=1e-6)
 
     def test_it_is_a_term_that_can_be_trained_with(self, homology: ModuleType) -> None:
@@ -321,8 +321,8 @@ class TestKnowledge:
     ) -> None:
         contradiction = knowledge.Contradiction(facts)
         gradients = []
-        for place in ("inline", runs):
-            term = pn.Term(contradiction, name="contradiction", runs=place)
+        for where in ("inline", runs):
+            term = pn.Term(contradiction, name="contradiction", runs=where)
             total = executor.run(pn.Pipeline([term]), logits).total
             gradients.append(torch.autograd.grad(total, list(logits.values())))
         contradiction.close()

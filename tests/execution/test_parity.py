@@ -14,7 +14,8 @@ import penalties as pn
 from penalties.backends import double_precision
 from penalties.pipeline.catalogue import BUILT_IN
 
-PLACES = ("thread", "process", "async")
+from .terms import ELSEWHERE
+
 PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
 NAMES = [name for name in BUILT_IN if "gradient_penalty" not in name]
 
@@ -24,13 +25,13 @@ def logprobs(seed: int, *shape: int) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def built_in(name: str, place: Any, weight: float = 0.3) -> pn.Term:
-    return pn.Term(name, weight, inputs=("x", "y") if name in PAIRED else "x", runs=place)
+def built_in(name: str, where: Any, weight: float = 0.3) -> pn.Term:
+    return pn.Term(name, weight, inputs=("x", "y") if name in PAIRED else "x", runs=where)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("where", ELSEWHERE)
 @pytest.mark.parametrize("name", NAMES)
-def test_penalties_on_torch(executor: pn.Executor, name: str, place: Any) -> None:
+def test_penalties_on_torch(executor: pn.Executor, name: str, where: Any) -> None:
     def run(term: pn.Term, runner: Any) -> tuple[Any, Tensor, Tensor]:
         inputs = {"x": torch.tensor(logprobs(0, 5, 7), requires_grad=True), "y": torch.tensor(logprobs(1, 5, 7))}
         out = runner(pn.Pipeline([term]), inputs)
@@ -40,15 +41,15 @@ def test_penalties_on_torch(executor: pn.Executor, name: str, place: Any) -> Non
         return out, out.total.detach(), grad
 
     _, total, gradient = run(built_in(name, "inline"), lambda pipeline, inputs: pipeline(**inputs))
-    out, there, found = run(built_in(name, place), executor.run)
+    out, there, found = run(built_in(name, where), executor.run)
     torch.testing.assert_close(there, total, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
     assert out[name].grad_error is None
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("where", ELSEWHERE)
 @pytest.mark.parametrize("name", NAMES)
-def test_penalties_on_jax(executor: pn.Executor, name: str, place: Any) -> None:
+def test_penalties_on_jax(executor: pn.Executor, name: str, where: Any) -> None:
     y = jnp.asarray(logprobs(1, 5, 7), jnp.float32)
     x = jnp.asarray(logprobs(0, 5, 7), jnp.float32)
 
@@ -56,7 +57,7 @@ def test_penalties_on_jax(executor: pn.Executor, name: str, place: Any) -> None:
         return 2.0 * pn.Pipeline([built_in(name, "inline")])(x=x, y=y).total
 
     def away(x: Any) -> Any:
-        return 2.0 * executor.run(pn.Pipeline([built_in(name, place)]), {"x": x, "y": y}).total
+        return 2.0 * executor.run(pn.Pipeline([built_in(name, where)]), {"x": x, "y": y}).total
 
     expected, gradient = jax.value_and_grad(inline)(x)
     value, found = jax.value_and_grad(away)(x)
@@ -64,25 +65,25 @@ def test_penalties_on_jax(executor: pn.Executor, name: str, place: Any) -> None:
     np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("where", ELSEWHERE)
 @pytest.mark.parametrize("name", NAMES)
-def test_norms_and_cosines(executor: pn.Executor, name: str, place: Any) -> None:
+def test_norms_and_cosines(executor: pn.Executor, name: str, where: Any) -> None:
     inputs = {"x": torch.tensor(logprobs(0, 5, 7)), "y": torch.tensor(logprobs(1, 5, 7))}
 
-    def two(place: Any) -> pn.Pipeline:
-        return pn.Pipeline([built_in(name, place), pn.Term("l2", 0.1, name="other", inputs="x")])
+    def two(where: Any) -> pn.Pipeline:
+        return pn.Pipeline([built_in(name, where), pn.Term("l2", 0.1, name="other", inputs="x")])
 
     expected = two("inline").value_and_grad(**inputs, wrt="x", cosines=True)
-    out = executor.run(two(place), inputs, wrt="x", cosines=True)
+    out = executor.run(two(where), inputs, wrt="x", cosines=True)
     assert out.metrics() == pytest.approx(expected.metrics(), rel=1e-6, abs=1e-9)
     torch.testing.assert_close(out.gradient["x"], expected.gradient["x"])
     torch.testing.assert_close(out.cosines, expected.cosines)
 
 
-@pytest.mark.parametrize("place", [*PLACES, "inline"])
-def test_large_arrays(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", [*ELSEWHERE, "inline"])
+def test_large_arrays(executor: pn.Executor, where: Any) -> None:
     x = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    pipeline = pn.Pipeline([pn.Term("l2", 0.5, runs=place), pn.Term("entropy", runs=place)])
+    pipeline = pn.Pipeline([pn.Term("l2", 0.5, runs=where), pn.Term("entropy", runs=where)])
     for _ in range(3):
         out = executor.run(pipeline, x, wrt="input")
         expected = pipeline.replace("l2", pn.Term("l2", 0.5)).replace("entropy", "entropy").value_and_grad(x)
@@ -95,40 +96,40 @@ def own_gradient(x: Any) -> pn.Evaluation:
     return pn.Evaluation(np.float64((plain**2).sum()), gradient={"x": 2 * plain}, metrics={"size": plain.size})
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_numpy_term_brings_its_gradient_to_torch(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_numpy_term_brings_its_gradient_to_torch(executor: pn.Executor, where: Any) -> None:
     x = torch.tensor([1.0, -2.0], requires_grad=True)
-    out = executor.run(pn.Pipeline([pn.Term(own_gradient, 0.5, runs=place)]), x)
+    out = executor.run(pn.Pipeline([pn.Term(own_gradient, 0.5, runs=where)]), x)
     out.total.backward()
     assert out.metrics()["own_gradient/size"] == 2.0
     assert x.grad is not None
     assert x.grad.tolist() == [1.0, -2.0]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_numpy_term_brings_its_gradient_to_jax(executor: pn.Executor, place: Any) -> None:
-    pipeline = pn.Pipeline([pn.Term(own_gradient, 0.5, runs=place)])
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_numpy_term_brings_its_gradient_to_jax(executor: pn.Executor, where: Any) -> None:
+    pipeline = pn.Pipeline([pn.Term(own_gradient, 0.5, runs=where)])
     gradient = jax.grad(lambda x: executor.run(pipeline, x).total)(jnp.array([1.0, -2.0]))
     assert gradient.tolist() == [1.0, -2.0]
     out = executor.run(pipeline, jnp.array([1.0, -2.0]), wrt="input")
     assert out.gradient.tolist() == [1.0, -2.0]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_numpy_term_brings_its_gradient_to_numpy(executor: pn.Executor, place: Any) -> None:
-    pipeline = pn.Pipeline([pn.Term(own_gradient, 0.5, runs=place)])
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_numpy_term_brings_its_gradient_to_numpy(executor: pn.Executor, where: Any) -> None:
+    pipeline = pn.Pipeline([pn.Term(own_gradient, 0.5, runs=where)])
     out = executor.run(pipeline, np.array([1.0, -2.0]), wrt="input")
     assert out.gradient.tolist() == [1.0, -2.0]
     assert float(out.total) == 2.5
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_term_without_a_gradient_is_a_constant_and_says_so(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_term_without_a_gradient_is_a_constant_and_says_so(executor: pn.Executor, where: Any) -> None:
     def constant(x: Tensor) -> Tensor:
         return x.detach().sum()
 
     x = torch.ones(3, requires_grad=True)
-    pipeline = pn.Pipeline([pn.Term(constant, runs=place), "l1"])
+    pipeline = pn.Pipeline([pn.Term(constant, runs=where), "l1"])
     out = executor.run(pipeline, x)
     out.total.backward()
     assert x.grad is not None
@@ -139,30 +140,30 @@ def test_a_term_without_a_gradient_is_a_constant_and_says_so(executor: pn.Execut
     assert asked["constant"].grad_error == out["constant"].grad_error
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_an_untraceable_jax_term_is_a_constant_and_says_so(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_an_untraceable_jax_term_is_a_constant_and_says_so(executor: pn.Executor, where: Any) -> None:
     def counted(x: Any) -> Any:
         return jnp.asarray(float(np.count_nonzero(np.asarray(x))))
 
-    out = executor.run(pn.Pipeline([pn.Term(counted, runs=place)]), jnp.array([1.0, 0.0]), wrt="input")
+    out = executor.run(pn.Pipeline([pn.Term(counted, runs=where)]), jnp.array([1.0, 0.0]), wrt="input")
     assert float(out.total) == 1.0
     assert out["counted"].grad_error == "JAX could not trace it, and it brought no gradient"
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_numpy_without_a_gradient_is_a_constant_and_says_so(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_numpy_without_a_gradient_is_a_constant_and_says_so(executor: pn.Executor, where: Any) -> None:
     x = np.array([1.0, -2.0])
-    pipeline = pn.Pipeline([pn.Term(own_gradient, runs=place), pn.Term("l1", runs=place)])
+    pipeline = pn.Pipeline([pn.Term(own_gradient, runs=where), pn.Term("l1", runs=where)])
     out = executor.run(pipeline, x, wrt="input")
     assert out.gradient.tolist() == [2.0, -4.0]
     assert "NumPy" in str(out["l1"].grad_error)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_terms_that_are_not_differentiable_are_numbers(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_terms_that_are_not_differentiable_are_numbers(executor: pn.Executor, where: Any) -> None:
     x = torch.ones(3, requires_grad=True)
     out = executor.run(
-        pn.Pipeline([pn.Term(len, name="length", differentiable=False, runs=place, inputs="x"), "l1"]), {"x": x}
+        pn.Pipeline([pn.Term(len, name="length", differentiable=False, runs=where, inputs="x"), "l1"]), {"x": x}
     )
     out.total.backward()
     assert out.metrics()["length"] == 3.0
@@ -170,13 +171,13 @@ def test_terms_that_are_not_differentiable_are_numbers(executor: pn.Executor, pl
     assert x.grad.tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_nests_and_paths(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_nests_and_paths(executor: pn.Executor, where: Any) -> None:
     layer = torch.nn.Linear(3, 2)
     layer.bias.requires_grad_(False)
     frozen = [parameter.detach().clone() for parameter in layer.parameters()]
     pipeline = pn.Pipeline(
-        [pn.Term("l2", 0.5, inputs="params", runs=place), pn.Term("l1", inputs="heads.value", runs=place)]
+        [pn.Term("l2", 0.5, inputs="params", runs=where), pn.Term("l1", inputs="heads.value", runs=where)]
     )
     heads = {"value": torch.ones(2, requires_grad=True), "other": torch.zeros(1)}
     out = executor.run(pipeline, {"params": layer.parameters(), "heads": heads})
@@ -189,23 +190,23 @@ def test_nests_and_paths(executor: pn.Executor, place: Any) -> None:
     assert set(asked["l2"].grad_norms) == {"params"}
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_an_input_beside_those_asked_for_is_trained_too(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_an_input_beside_those_asked_for_is_trained_too(executor: pn.Executor, where: Any) -> None:
     inputs = {name: torch.tensor(logprobs(seed, 4), requires_grad=True) for seed, name in enumerate("xy")}
-    out = executor.run(pn.Pipeline([built_in("consistency", place, 1.0)]), inputs, wrt="x")
+    out = executor.run(pn.Pipeline([built_in("consistency", where, 1.0)]), inputs, wrt="x")
     out.total.backward()
     x, y = inputs["x"], inputs["y"]
     torch.testing.assert_close(x.grad, out.gradient["x"])
     torch.testing.assert_close(y.grad, -out.gradient["x"])
 
 
-@pytest.mark.parametrize("place", [*PLACES, "inline"])
-def test_state_and_step_come_and_go(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", [*ELSEWHERE, "inline"])
+def test_state_and_step_come_and_go(executor: pn.Executor, where: Any) -> None:
     def counter(x: Any, state: Any = None, step: int = 0) -> pn.Evaluation:
         count = 0 if state is None else state["count"]
         return pn.Evaluation(x.sum(), metrics={"count": count, "step": step}, state={"count": count + 1})
 
-    pipeline = pn.Pipeline([pn.Term(counter, runs=place), pn.EMA(pn.Term("l1", runs=place), decay=0.5)])
+    pipeline = pn.Pipeline([pn.Term(counter, runs=where), pn.EMA(pn.Term("l1", runs=where), decay=0.5)])
     state = None
     for step, x in enumerate((1.0, 2.0, 3.0)):
         out = executor.run(pipeline, np.array([x]), step=step, state=state)
@@ -215,23 +216,23 @@ def test_state_and_step_come_and_go(executor: pn.Executor, place: Any) -> None:
     assert metrics["l1"] == pytest.approx(0.5 * (0.5 * 1.0 + 0.5 * 2.0) + 0.5 * 3.0)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("where", ELSEWHERE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_dtypes_survive(executor: pn.Executor, place: Any, dtype: torch.dtype) -> None:
+def test_dtypes_survive(executor: pn.Executor, where: Any, dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 9).to(dtype).requires_grad_()
-    out = executor.run(pn.Pipeline([pn.Term("l2", runs=place)]), x, wrt="input")
+    out = executor.run(pn.Pipeline([pn.Term("l2", runs=where)]), x, wrt="input")
     expected = pn.Pipeline(["l2"]).value_and_grad(x)
     assert out.gradient.dtype == dtype
     torch.testing.assert_close(out.gradient, expected.gradient)
     torch.testing.assert_close(out.total, expected.total)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_sixty_four_bits_of_jax_survive(executor: pn.Executor, place: Any) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_sixty_four_bits_of_jax_survive(executor: pn.Executor, where: Any) -> None:
     with double_precision(True):
         x = jnp.array([1.0 + 1e-12])
         assert x.dtype == jnp.float64
-        out = executor.run(pn.Pipeline([pn.Term("l1", runs=place)]), x, wrt="input")
+        out = executor.run(pn.Pipeline([pn.Term("l1", runs=where)]), x, wrt="input")
         assert float(out.total) == 1.0 + 1e-12
         assert out.gradient.dtype == jnp.float64
 

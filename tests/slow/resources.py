@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MARK", "Held", "back_to", "command", "held", "mark", "marked", "parent", "resident"]
+__all__ = ["MARK", "Held", "back_to", "command", "held", "mapped", "mark", "marked", "parent", "resident", "workers"]
 
 MARK = "PENALTIES_TEST_MARK"
 _SHARED = Path("/dev/shm")
@@ -126,3 +126,18 @@ def _descriptors() -> list[str]:
 
 def _files() -> frozenset[str]:
     return frozenset(name for name in os.listdir(_SHARED) if name.startswith(f"penalties-{os.getpid()}-"))
+
+
+def workers() -> tuple[list[int], list[int]]:
+    """The processes that evaluate terms, and the server that they come from."""
+    every = marked(os.environ[MARK]) - {os.getpid()}
+    server = [pid for pid in every if parent(pid) == os.getpid()]
+    return [pid for pid in every if pid not in server], server
+
+
+def mapped(pid: int) -> str:
+    """The files that a process has in its memory."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""

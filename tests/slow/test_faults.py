@@ -6,14 +6,14 @@ import pytest
 
 import penalties as pn
 
-from .faults import FAULTS, HEALTHY, PLACES, Fault
+from .faults import EVERYWHERE, FAULTS, HEALTHY, Fault
 from .trials import LARGE, SMALL, Part, Trial, attempt_all, tally
 
 pytestmark = pytest.mark.slow
 
 WELL = list(HEALTHY)
 EACH, MIXED, MIXED_IN_JAX = 8, 200, 20
-"""How often a fault that costs nothing runs in each place, and how many pipelines are mixed."""
+"""How often a fault that costs nothing runs in each where, and how many pipelines are mixed."""
 
 
 def gradients_of(library: str) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def gradients_of(library: str) -> tuple[str, ...]:
 
 
 def healthy(rng: random.Random) -> Part:
-    return Part(rng.choice(WELL), rng.choice(PLACES), rng.choice(("raise", "skip")), rng.uniform(0.1, 2))
+    return Part(rng.choice(WELL), rng.choice(EVERYWHERE), rng.choice(("raise", "skip")), rng.uniform(0.1, 2))
 
 
 def ways(fault: Fault, rng: random.Random, most: int) -> list[tuple[str, str, str]]:
@@ -36,28 +36,28 @@ def ways(fault: Fault, rng: random.Random, most: int) -> list[tuple[str, str, st
     return rng.sample(every, min(len(every), max(1, round(most / (1 + 5 * fault.costs)))))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_each_fault_in_each_place(executor: pn.Executor, place: str) -> None:
-    rng = random.Random(f"each {place}")
+@pytest.mark.parametrize("where", EVERYWHERE)
+def test_each_fault_wherever_it_may_run(executor: pn.Executor, where: str) -> None:
+    rng = random.Random(f"each {where}")
     trials: list[Trial] = []
     for fault in FAULTS:
-        if place not in fault.places or fault.alone:
+        if where not in fault.where or fault.alone:
             continue
         for library, gradient, on_error in ways(fault, rng, EACH):
-            parts = (healthy(rng), Part(fault, place, on_error, rng.uniform(0.1, 2)), healthy(rng))
+            parts = (healthy(rng), Part(fault, where, on_error, rng.uniform(0.1, 2)), healthy(rng))
             trials.append(Trial(parts, library, gradient, rng.choice((SMALL, LARGE)), rng.getrandbits(32)))
     rng.shuffle(trials)
     attempt_all(executor, trials)
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.alone], ids=lambda fault: fault.name)
-def test_faults_that_harm_their_place(executor: pn.Executor, fault: Fault) -> None:
+def test_faults_that_harm_others_there(executor: pn.Executor, fault: Fault) -> None:
     rng = random.Random(fault.name)
-    (place,) = fault.places
+    (where,) = fault.where
     trials: list[Trial] = []
     for library, gradient, on_error in ways(fault, rng, EACH):
-        others = [Part(rng.choice(WELL), other) for other in PLACES if other != place]
-        parts = (others[0], Part(fault, place, on_error), *others[1:])
+        others = [Part(rng.choice(WELL), other) for other in EVERYWHERE if other != where]
+        parts = (others[0], Part(fault, where, on_error), *others[1:])
         trials.append(Trial(parts, library, gradient, SMALL, rng.getrandbits(32)))
     attempt_all(executor, trials)
 
@@ -69,7 +69,7 @@ def mixed(rng: random.Random, library: str, most_costs: float) -> Trial:
     chances = [1 / (1 + 5 * fault.costs) for fault in able]
     parts = [healthy(rng) for _ in range(rng.randint(1, 5))]
     for fault in rng.choices(able, chances, k=rng.randint(1, 3)):
-        part = Part(fault, rng.choice(fault.places), rng.choice(("raise", "skip")), rng.uniform(0.1, 2))
+        part = Part(fault, rng.choice(fault.where), rng.choice(("raise", "skip")), rng.uniform(0.1, 2))
         parts.insert(rng.randint(0, len(parts)), part)
     return Trial(
         tuple(parts), library, rng.choice(gradients_of(library)), rng.choice((SMALL, LARGE)), rng.getrandbits(32)
@@ -91,7 +91,7 @@ def test_mixed_pipelines_in_jax(executor: pn.Executor) -> None:
 def test_two_thousand_evaluations(request: pytest.FixtureRequest) -> None:
     """Of all of the above together; where some of them were left out, this says nothing."""
     here = [item for item in request.session.items if item.path == request.path]
-    if len(here) < len(PLACES) + 2 + 2 + 1 + 1:
+    if len(here) < len(EVERYWHERE) + 2 + 2 + 1 + 1:
         pytest.skip("only some tests were chosen")
     assert tally["evaluated"] >= 2000
     assert tally["misbehaved"] >= 1000

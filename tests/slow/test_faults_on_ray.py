@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 WELL = list(HEALTHY)
 MIXED = 30
-# What ends an actor is told in Ray's words; the others' messages are those of any place.
+# What ends an actor is told in Ray's words; the others' messages are those of any where.
 DEADLY = ("exits_badly", "is_killed", "aborts", "hangs", "holds_the_lock", "stops_itself")
 # A cluster watches over memory, signals and descriptors of its workers itself.
 LEFT_OUT = ("exhausts_memory", "closes_every_descriptor", "sets_an_alarm", "terminates", "reads_address_zero")
@@ -28,7 +28,7 @@ LEFT_OUT = ("exhausts_memory", "closes_every_descriptor", "sets_an_alarm", "term
 def on_a_cluster() -> list[Fault]:
     chosen: list[Fault] = []
     for fault in FAULTS:
-        away = "process" in fault.places and not fault.alone and fault.name not in LEFT_OUT
+        away = "process" in fault.where and not fault.alone and fault.name not in LEFT_OUT
         if away and fault.name in DEADLY:
             chosen.append(dataclasses.replace(fault, says="", timeout=None if fault.timeout is None else 1.0))
         elif away and fault.costs <= 0.3 and fault.outcome is not pn.WorkerLostError:
@@ -66,7 +66,7 @@ def test_each_fault(executor: pn.Executor) -> None:
     for fault in on_a_cluster():
         library = rng.choice([one for one in ("torch", "numpy") if one in fault.libraries])
         gradient = rng.choice(("none", "wrt", "backward") if library == "torch" else ("none", "wrt"))
-        others = [Part(rng.choice(WELL), place, weight=rng.uniform(0.1, 2)) for place in ("inline", "ray", "thread")]
+        others = [Part(rng.choice(WELL), where, weight=rng.uniform(0.1, 2)) for where in ("inline", "ray", "thread")]
         parts = (others[0], Part(fault, "ray", rng.choice(("raise", "skip")), 0.5), *others[1:])
         trial = Trial(parts, library, gradient, rng.choice((SMALL, LARGE)), rng.getrandbits(32))
         try:
@@ -100,5 +100,5 @@ def test_mixed_pipelines(executor: pn.Executor) -> None:
 def _moved(part: Part, able: dict[str, Fault]) -> Part:
     """The same term on the cluster, if it can be there."""
     if not isinstance(part.fn, Fault):
-        return dataclasses.replace(part, place="ray")
-    return dataclasses.replace(part, fn=able[part.fn.name], place="ray") if part.fn.name in able else part
+        return dataclasses.replace(part, where="ray")
+    return dataclasses.replace(part, fn=able[part.fn.name], where="ray") if part.fn.name in able else part

@@ -94,13 +94,13 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_end(
 def test_a_run_killed_between_any_two_writes_goes_on_to_the_same_end(
     forks: Forks, config: dict[str, Any], unbroken: Unbroken, tmp_path: Path
 ) -> None:
-    place = 1
-    while (status := forks.run(config, tmp_path / f"run-{place}", at=place)) != 0:
-        folder = tmp_path / f"run-{place}"
+    number = 1
+    while (status := forks.run(config, tmp_path / f"run-{number}", at=number)) != 0:
+        folder = tmp_path / f"run-{number}"
         assert status == -signal.SIGKILL
-        assert forks.run(config, folder, resume=True) == 0, f"write {place}: it could not go on"
-        assert unbroken.is_equal(folder), f"write {place}: another end"
+        assert forks.run(config, folder, resume=True) == 0, f"write {number}: it could not go on"
+        assert unbroken.is_equal(folder), f"write {number}: another end"
         shutil.rmtree(folder)
-        place += 1
+        number += 1
     # All of them, from the folder of the run to the last word in its log.
-    assert place > 100
+    assert number > 100

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.libraries import JAX, NUMPY, TORCH
 
 from .faults import HEALTHY, Fault, awaited, squares
 
-__all__ = ["LIBRARIES", "Part", "Trial", "attempt", "attempt_all", "probe", "tally"]
+__all__ = ["LIBRARIES", "Part", "Trial", "attempt", "attempt_all", "probe", "tally", "term"]
 
 LIBRARIES = {library.name: library for library in (NUMPY, TORCH, JAX)}
 SMALL, LARGE = 6, 20_000
@@ -30,7 +30,7 @@ class Part:
 
     fn: Any
     """A function of `HEALTHY`, or a `Fault`."""
-    place: str
+    where: str
     on_error: str = "raise"
     weight: float = 1.0
 
@@ -48,12 +48,12 @@ class Trial:
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = tuple(f"{_function(part).__name__}_{place}" for place, part in enumerate(self.parts))
+        names = tuple(f"{_function(part).__name__}_{where}" for where, part in enumerate(self.parts))
         object.__setattr__(self, "names", names)
 
     def __str__(self) -> str:
         said = ", ".join(
-            f"{name} ({part.place}, {part.on_error})" for name, part in zip(self.names, self.parts, strict=True)
+            f"{name} ({part.where}, {part.on_error})" for name, part in zip(self.names, self.parts, strict=True)
         )
         return f"[{said}] {self.library} {self.gradient} {self.size} seed {self.seed}"
 
@@ -63,8 +63,8 @@ class Trial:
         for name, part in zip(self.names, self.parts, strict=True):
             fn = _function(part)
             timeout = part.fn.timeout if isinstance(part.fn, Fault) else None
-            runs = part.place
-            if part.place == "async":
+            runs = part.where
+            if part.where == "async":
                 fn, runs = awaited(fn), "inline" if len(name) % 2 else "async"
             terms.append(
                 pn.Term(fn, part.weight, name=name, inputs="x", runs=runs, on_error=part.on_error, timeout=timeout)
@@ -127,9 +127,18 @@ def attempt_all(executor: pn.Executor, trials: Iterable[Trial]) -> None:
     assert not wrong, "\n".join([f"{len(wrong)} went wrong:", *wrong[:20]])
 
 
+def term(fn: Callable[..., Any], where: str, **more: Any) -> pn.Term:
+    """A term that runs there, by whatever it takes."""
+    return (
+        pn.Term(awaited(fn), name=f"{fn.__name__}_async", **more)
+        if where == "async"
+        else pn.Term(fn, name=f"{fn.__name__}_{where}", runs=where, **more)
+    )
+
+
 def probe(executor: pn.Executor, seed: int = 0) -> None:
-    """Right after anything, a call in every place gives the right number."""
-    parts = tuple(Part(squares, place, weight=0.5) for place in ("inline", "thread", "process", "async"))
+    """Right after anything, a call in every where gives the right number."""
+    parts = tuple(Part(squares, where, weight=0.5) for where in ("inline", "thread", "process", "async"))
     attempt(executor, Trial(parts, "torch", "backward", random.Random(seed).choice((SMALL, LARGE)), seed))
 
 

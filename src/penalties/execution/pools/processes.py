@@ -89,7 +89,7 @@ class _ProcessWorker(Worker):
     """A process, and the slot that its tasks travel in."""
 
     def __init__(self, pool: Processes) -> None:
-        super().__init__(pool)
+        super().__init__(pool, "penalties-process")
         self.processes = pool
         self._broker: Brokered | None = None
         self._connected: Connected | None = None

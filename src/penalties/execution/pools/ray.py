@@ -72,7 +72,7 @@ class _RayWorker(Worker):
     """An actor."""
 
     def __init__(self, pool: RayPool) -> None:
-        super().__init__(pool)
+        super().__init__(pool, "penalties-ray")
         self.new_actor = pool.new_actor
         self.actor: Any = None
         self.address: str = ""

@@ -127,14 +127,14 @@ class Worker:
     It takes a task once it is alive: a worker that there is no room for keeps no task waiting.
     """
 
-    def __init__(self, pool: WorkerPool) -> None:
-        """The thread has not started."""
+    def __init__(self, pool: WorkerPool, name: str) -> None:
+        """The thread, of this name, has not started."""
         self.pool = pool
         self.alive: bool = False
         self.used: bool = False
         """Whether it has evaluated a term: it may have died since, through no fault of the next."""
         self.running: RemoteTask | None = None
-        self.thread: threading.Thread = threading.Thread(target=self._work, name="penalties-worker", daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def connect(self) -> None:
         """Wait for a worker that is alive; raises where there will be none."""
