@@ -224,7 +224,7 @@ def _noted(path: str, function: Any) -> Any:
 def test_nothing_starts_once_it_is_closed() -> None:
     pool = Processes(1)
     pool.close()
-    with pytest.raises(pn.TermError, match="term: the executor was closed"):
+    with pytest.raises(pn.TermError, match="term: the executor is closed"):
         pool.start(task(total))
 
 

@@ -137,7 +137,7 @@ def term(fn: Callable[..., Any], where: str, **more: Any) -> pn.Term:
 
 
 def probe(executor: pn.Executor, seed: int = 0) -> None:
-    """Right after anything, a call in every where gives the right number."""
+    """Right after anything, a call gives the right number wherever its terms run."""
     parts = tuple(Part(squares, where, weight=0.5) for where in ("inline", "thread", "process", "async"))
     attempt(executor, Trial(parts, "torch", "backward", random.Random(seed).choice((SMALL, LARGE)), seed))
 

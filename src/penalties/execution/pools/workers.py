@@ -50,7 +50,7 @@ class WorkerPool:
         running = RemoteTask(self, task, self._functions)
         with self.changed:
             if self.closed:
-                raise TermError(task.term.name, _CLOSED)
+                raise TermError(task.term.name, "the executor is closed")
             self._waiting.append(running)
             self.add_workers()
             self.changed.notify()
