@@ -180,3 +180,34 @@ def test_a_returned_gradient_under_a_path_reaches_the_nest_that_wrt_names(librar
 def test_a_misspelt_term_is_answered_with_the_nearest() -> None:
     with pytest.raises(pn.InputError, match=r'weights: no term is named "entropi".*; did you mean entropy\?'):
         pn.Pipeline(["entropy"])(np.zeros((1, 1)), weights={"entropi": 1.0})
+
+
+@pytest.mark.parametrize("runs", ["inline", "thread"])
+def test_one_array_at_several_parts_of_a_nest_keeps_each_gradient_apart(runs: Any) -> None:
+    def own(x: Any) -> pn.Evaluation:
+        value = x["a"].sum() + 3 * x["b"][1].sum()
+        return pn.Evaluation(value, gradient={"x": {"a": torch.ones(2), "b": [None, torch.full((2,), 3.0)]}})
+
+    shared = torch.ones(2)
+    with pn.Executor() as executor:
+        inputs = {"x": {"a": shared, "b": [shared, shared]}}
+        gradient = executor.run(pn.Pipeline([pn.Term(own, runs=runs)]), inputs, wrt="x").gradient["x"]
+    assert [part.tolist() for part in (gradient["a"], *gradient["b"])] == [[1, 1], [0, 0], [3, 3]]
+
+
+@pytest.mark.parametrize("size", [3, 500_000])
+@pytest.mark.parametrize("element", [1e-25, 1e19])
+def test_norms_whose_squares_are_out_of_range(autodiff: Any, element: float, size: int) -> None:
+    x = autodiff.array(np.full(size, element), "float32")
+    out = pn.Pipeline(["l2", pn.Term("l1", weight=0)]).value_and_grad(x, wrt="input")
+    assert float(out["l2"].grad_norm) == pytest.approx(2 * element * size**0.5, rel=1e-5, abs=0)
+    assert float(out.total_grad_norm) == pytest.approx(2 * element * size**0.5, rel=1e-5, abs=0)
+
+
+def test_a_million_equal_values_lose_no_digits(autodiff: Any) -> None:
+    x = autodiff.array(np.full(1_000_000, 0.1), "float32")
+    out = pn.Pipeline(["l1", "l2"]).value_and_grad(x, wrt="input")
+    element = float(np.float32(0.1))
+    assert float(out["l1"].value) == pytest.approx(1e6 * element, rel=1e-6)
+    assert float(out["l2"].value) == pytest.approx(1e6 * element**2, rel=1e-6)
+    assert float(out["l2"].grad_norm) == pytest.approx(2e3 * element, rel=1e-6)

@@ -322,7 +322,14 @@ def separate(gradients: Sequence[Any]) -> list[Any]:
 
 
 def norm(gradients: Sequence[NDArray]) -> NDArray:
-    return sqrt(add([sum(square(upcast("norm", gradient))) for gradient in gradients]))
+    lengths = [_length(upcast("norm", gradient)) for gradient in gradients]
+    return lengths[0] if len(lengths) == 1 else _length(np.stack(lengths))
+
+
+def _length(x: NDArray) -> NDArray:
+    # Divided by the largest element: squares may be out of range.
+    largest = np.abs(x).max(initial=0)
+    return largest * sqrt(sum(square(x / largest))) if 0 < largest < np.inf else largest
 
 
 def gram(rows: Sequence[Sequence[NDArray | None]]) -> NDArray:

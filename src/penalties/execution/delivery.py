@@ -33,7 +33,7 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
     if not term.differentiable:
         return home
     pairs = _pairs(ops, inputs, evaluation)
-    trained = [(leaf, part) for _, leaf, part in pairs if _is_trained(leaf)]
+    trained = [(leaf, part) for _, leaf, part in pairs if part is not None and _is_trained(leaf)]
     if targets is None:
         home.value, home.grad_error = _stitched(ops, value, trained), evaluation.grad_error
         return home
@@ -49,15 +49,17 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
 
 
 def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> list[tuple[str, Any, Any]]:
-    """Each array that the term read, with its gradient."""
+    """Each array that the term read, with its gradient; None where it has none."""
     pairs: list[tuple[str, Any, Any]] = []
     for name, gradient in (evaluation.gradient or {}).items():
         nest = inputs[name]
         for leaf, part in zip(trees.arrays(nest), trees.pair(nest, gradient), strict=True):
-            if part is not None and owner(leaf) is ops:
-                if owner(part) is not ops or ops.device(part) != ops.device(leaf):
-                    part = ops.as_array(part, leaf)
-                pairs.append((name, leaf, ops.stop_gradient(part)))
+            if part is None or owner(leaf) is not ops:
+                pairs.append((name, leaf, None))
+                continue
+            if owner(part) is not ops or ops.device(part) != ops.device(leaf):
+                part = ops.as_array(part, leaf)
+            pairs.append((name, leaf, ops.stop_gradient(part)))
     return pairs
 
 

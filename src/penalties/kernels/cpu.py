@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ..backends.torch.composition import dot, in_range, norm
 from ..functional.penalty import Elementwise
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ _TILE: Final = 2**17
 
 _SMALLEST: Final = 3 * _TILE
 """Below, the whole array stays in the cache, and automatic differentiation is as fast."""
-
-_PRODUCT: Final = 2**16
-"""Elements of one dot product: in float32 the sum of more loses digits."""
 
 
 def unsupported(x: "Tensor") -> str | None:
@@ -54,12 +52,12 @@ def elementwise(
         into: Any = combined
         sums: list[Tensor] = []
         for piece, total in zip(flat.split(_TILE), into.split(_TILE), strict=True):
-            products = [_dot(piece, piece)]
+            products = [dot(piece, piece)]
             # Not a product with 0: of an infinite element that is NaN.
             torch.mul(piece, straight, out=total) if straight else total.zero_()
             for delta, bend in zip(deltas, bends, strict=True):
                 signs = piece.sign() if delta == 0.0 else (piece / delta).clamp_(-1.0, 1.0)
-                products += [_dot(signs, piece), _dot(signs, signs)]
+                products += [dot(signs, piece), dot(signs, signs)]
                 total.add_(signs, alpha=bend)
             sums.append(torch.stack(products))
         squares, *bent = torch.stack(sums).sum(0)
@@ -76,12 +74,16 @@ def elementwise(
                 if form.straight:
                     squared = squared + 2 * form.bent * form.straight * along
             values.append(share * value)
-            norms.append(share * squared.sqrt())
+            norms.append(share * (squared.sqrt() if in_range(squared) else _length(form, flat)))
     return values, norms, combined.reshape(x.shape)
 
 
-def _dot(x: Any, y: Any) -> Any:
+def _length(form: Elementwise, x: "Tensor") -> "Tensor":
+    """The norm of one penalty's gradient where the squares of its elements are out of range."""
     import torch
 
-    pairs = zip(x.split(_PRODUCT), y.split(_PRODUCT), strict=True)
-    return torch.stack([a.dot(b) for a, b in pairs]).sum()
+    # Not a product with 0: of an infinite element that is NaN.
+    gradient = form.straight * x if form.straight else torch.zeros_like(x)
+    if form.bent:
+        gradient += form.bent * (x.sign() if form.delta == 0.0 else (x / form.delta).clamp_(-1.0, 1.0))
+    return norm([gradient])

@@ -176,8 +176,7 @@ def _returned(term: Term, inputs: CallInputs, gradient: Mapping[str, Any]) -> li
     found: list[tuple[str, Any, Any]] = []
     for name, parts in gradient.items():
         read = inputs.find(term.name, name)
-        pairs = zip(trees.arrays(read), trees.pair(read, parts), strict=True)
-        found += [(name, array, part) for array, part in pairs if part is not None]
+        found += [(name, *pair) for pair in zip(trees.arrays(read), trees.pair(read, parts), strict=True)]
     return found
 
 

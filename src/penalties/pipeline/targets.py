@@ -114,9 +114,9 @@ class Targets:
         return [parts[name][position] for name, position in zip(self.names, self.positions, strict=True)]
 
     def placed(self, pairs: Iterable[tuple[str, Any, Any]]) -> list[Any]:
-        """The gradient at each leaf, from `(input, array, gradient)` of what a term read.
+        """The gradient at each leaf, from `(input, array, gradient)` of all that a term read; None is 0.
 
-        One array may be several inputs: each part goes to its own input.
+        One array may be several inputs, or several parts of one: each gradient goes to its own.
         """
         leaves: list[Any] = [None] * len(self.leaves)
         free: dict[str, dict[int, list[int]]] = {}
@@ -127,8 +127,8 @@ class Targets:
                     if self.inputs.lies_in(name, target) or self.inputs.lies_in(target, name):
                         free[name].setdefault(id(leaf), []).append(index)
             indices = free[name].get(id(array))
-            if indices:
-                index = indices.pop(0)
+            index = indices.pop(0) if indices else None
+            if index is not None and part is not None:
                 leaves[index] = part if leaves[index] is None else leaves[index] + part
         return leaves
 

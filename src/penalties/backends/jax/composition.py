@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,31 @@ def separate(gradients: Sequence[Any]) -> list[Any]:
 
 
 def norm(gradients: Sequence["Array"]) -> "Array":
-    return sqrt(add([sum(square(upcast("norm", gradient))) for gradient in gradients]))
+    length = _length()
+    lengths = [length(upcast("norm", gradient)) for gradient in gradients]
+    return lengths[0] if len(lengths) == 1 else length(library().numpy.stack(lengths))
+
+
+@functools.cache
+def _length() -> Callable[["Array"], "Array"]:
+    """The length of an array, of whatever size its elements are: their squares may be out of range."""
+    jax = library()
+
+    def root(squares: "Array", x: "Array") -> "Array":
+        return sqrt(squares)
+
+    def scaled(squares: "Array", x: "Array") -> "Array":
+        largest = abs(x).max(initial=0)
+        usable = (largest > 0) & (largest < math.inf)
+        return jax.numpy.where(usable, largest * sqrt(sum(square(x / largest))), largest)
+
+    def length(x: "Array") -> "Array":
+        squares = sum(square(x))
+        info = jax.numpy.finfo(x.dtype)
+        usual = (squares > info.tiny / info.eps**2) & (squares < math.inf)
+        return jax.lax.cond(usual, root, scaled, squares, x)
+
+    return jax.jit(length)
 
 
 def gram(rows: Sequence[Sequence[Any]]) -> "Array":

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,12 +34,11 @@ __all__ = [
     "zeros_like",
 ]
 
-# CPU norms over more than _LONG elements are computed from dot products of _PRODUCT elements each.
-_LONG: Final = 2**14
-_PRODUCT: Final = 2**16
+_ROW: Final = 512
+"""Elements of one dot product: of many more, a sum in float32 loses digits."""
 
-# One product of stacked vectors up to here, a dot product for each pair beyond.
-_GRAM_BELOW: Final = 2**16
+_SMALL: Final = 2**16
+"""Up to here a copy costs less than further operations; beyond, arrays are large, and memory counts."""
 
 
 def device(x: "Tensor") -> Any:
@@ -252,18 +252,44 @@ def norm(gradients: Sequence["Tensor"]) -> "Tensor":
 
 
 def _length(x: "Tensor") -> "Tensor":
+    """The length of a tensor, of whatever size its elements are: their squares may be out of range."""
     import torch
 
     linalg: Any = torch.linalg  # untyped in torch
-    vector_norm = linalg.vector_norm
-    dtype = torch.float32 if x.element_size() < 4 else None
-    if not x.is_cpu or x.numel() <= _LONG:
-        return vector_norm(x, dtype=dtype)
-    # The CPU adds squares one after another, and of a million in float32 loses the fourth digit. A product has several
-    # sums side by side: of pieces it keeps six digits, in less time.
-    flat = x.reshape(-1) if dtype is None else x.reshape(-1).to(dtype)
-    whole: Any = flat  # split is untyped in torch
-    return torch.stack([piece.dot(piece) for piece in whole.split(_PRODUCT)]).sum().sqrt()
+    x = upcast("norm", x)
+    if x.device.type == "mps":
+        return linalg.vector_norm(x)
+    if not x.is_cpu or tracing(x):
+        return linalg.vector_norm(x, dtype=torch.float64).to(x.dtype)
+    flat = x.reshape(-1)
+    squares = dot(flat, flat)
+    if in_range(squares):
+        return squares.sqrt()
+    largest = flat.abs().max() if flat.numel() else squares
+    if not 0.0 < float(largest) < math.inf:
+        return largest
+    flat = flat / largest
+    return largest * dot(flat, flat).sqrt()
+
+
+def dot(x: "Tensor", y: "Tensor") -> "Tensor":
+    """The inner product of two flat tensors on a CPU, to nearly all digits of their dtype."""
+    import torch
+
+    if x.numel() <= _SMALL:
+        return (x * y).sum()
+    linalg: Any = torch.linalg
+    whole = x.numel() // _ROW * _ROW
+    rows = linalg.vecdot(x[:whole].reshape(-1, _ROW), y[:whole].reshape(-1, _ROW)).sum()
+    return rows + x[whole:].dot(y[whole:])
+
+
+def in_range(squares: "Tensor") -> bool:
+    """Whether a sum of squares on a CPU has neither overflowed nor lost digits at the lower end of its dtype."""
+    import torch
+
+    info = torch.finfo(squares.dtype)
+    return info.tiny / info.eps**2 < float(squares) < math.inf
 
 
 def gram(rows: Sequence[Sequence[Any]]) -> "Tensor":
@@ -276,20 +302,22 @@ def gram(rows: Sequence[Sequence[Any]]) -> "Tensor":
         if not present:
             continue
         flat = [None if x is None else upcast("gram", x).reshape(-1) for x in column]
-        if present[0].numel() <= _GRAM_BELOW:
+        if present[0].numel() <= _SMALL:
             blank = torch.zeros_like(upcast("gram", present[0]).reshape(-1))
             stacked = torch.stack([blank if x is None else x for x in flat])
             products = matmul(stacked, stacked.T)
         else:
             # Pair by pair: no copy of what may be large.
             nothing = torch.zeros((), dtype=flat[0].dtype if flat[0] is not None else None, device=present[0].device)
-            products = torch.stack([_dot(a, b, nothing) for a in flat for b in flat]).reshape(count, count)
+            products = torch.stack([_product(a, b, nothing) for a in flat for b in flat]).reshape(count, count)
         total = products if total is None else total + products.to(total.device)
     return torch.zeros(count, count) if total is None else total
 
 
-def _dot(a: "Tensor | None", b: "Tensor | None", nothing: "Tensor") -> "Tensor":
-    return nothing if a is None or b is None else a.dot(b)
+def _product(a: "Tensor | None", b: "Tensor | None", nothing: "Tensor") -> "Tensor":
+    if a is None or b is None:
+        return nothing
+    return dot(a, b) if a.is_cpu else a.dot(b)
 
 
 def stitch(value: "Tensor", inputs: Sequence["Tensor"], gradients: Sequence["Tensor"]) -> "Tensor":
