@@ -1,6 +1,5 @@
 """The operations on NumPy arrays."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -34,9 +33,9 @@ __all__ = [
     "expm1",
     "eye",
     "gram",
+    "limits",
     "log",
     "log_softmax",
-    "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
@@ -174,8 +173,9 @@ def subtract_where(condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
     return where(condition, a, 0.0) - where(condition, b, 0.0)
 
 
-def log_tiny(x: NDArray) -> float:
-    return math.log(4) + float(np.log(np.finfo(x.dtype).tiny))
+def limits(x: NDArray) -> tuple[float, float]:
+    info = np.finfo(x.dtype)
+    return float(info.tiny), float(info.max)
 
 
 def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:

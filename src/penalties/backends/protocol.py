@@ -102,8 +102,8 @@ class Backend(Protocol):
         """`a − b` where the condition holds, 0 elsewhere, whatever stands there."""
         ...
 
-    def log_tiny(self, x: Any, /) -> float:
-        """A log-probability below which a probability of this dtype is zero, on hardware that flushes denormals too."""
+    def limits(self, x: Any, /) -> tuple[float, float]:
+        """The smallest normal number of this dtype, below which hardware may take numbers for 0, and the largest."""
         ...
 
     def sum(self, x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:

@@ -195,7 +195,9 @@ def _kl(ops: Backend, a: Any, b: Any, floor: float | None) -> Any:
     if floor is not None:
         b = ops.clip(b, floor, None)
     # The condition is on the input, not on exp(a) > 0: compiled code then keeps nothing between forward and backward.
-    ratio = ops.subtract_where(a > ops.log_tiny(a), a, b)
+    # Below it a probability is 0, on hardware that flushes denormals too.
+    lowest = math.log(4 * ops.limits(a)[0])
+    ratio = ops.subtract_where(a > lowest, a, b)
     return ops.exp(a) * ratio
 
 

@@ -6,9 +6,10 @@ from typing import Any, Literal, TypeAlias, overload
 
 from ..arrays import ArrayT, ArrayTree, Reduction
 from ..backends import Backend
+from ..errors import OptionError
 from . import examples
 from .nests import gather
-from .options import POSITIVE, check_choice, check_number
+from .options import POSITIVE, check_choice, check_fits, check_number
 from .penalty import Elementwise, penalty
 from .reduction import REDUCTIONS, reduce
 
@@ -155,6 +156,8 @@ def _norm(function: str, x: Any, reduction: str, value: Value, center: Any = Non
     leaves = gather(function, keep=reduction == "none", x=x)
     ops = leaves.ops
     if center is not None:
+        if center != "mean":
+            check_fits(function, "center", center, ops, leaves.rows[0][0])
         middle = leaves.reduce(partial(reduce, ops), "mean") if center == "mean" else None
         leaves = leaves._replace(
             rows=[[array - (center if middle is None else ops.cast(middle, array))] for (array,) in leaves.rows]
@@ -167,6 +170,8 @@ def _abs(ops: Backend, array: Any, reduction: str) -> Any:
 
 
 def _square(ops: Backend, array: Any, reduction: str, clip: float | None = None) -> Any:
+    if clip is not None:
+        check_fits("l2", "clip", clip, ops, array)
     return reduce(ops, ops.square(array if clip is None else ops.clip(array, -clip, clip)), reduction)
 
 
@@ -180,4 +185,7 @@ def _mixed(ops: Backend, array: Any, reduction: str, ratio: float) -> Any:
 
 
 def _smooth(ops: Backend, array: Any, reduction: str, delta: float) -> Any:
+    tiny, _ = ops.limits(array)
+    if not tiny <= delta <= 1 / tiny:
+        raise OptionError("smooth_l1", "delta", delta, f"a number from {tiny:.3g} to {1 / tiny:.3g} for {array.dtype}")
     return ops.smooth_abs(array, delta, reduction)

@@ -7,12 +7,14 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from ..backends import Backend
 from ..errors import OptionError, ShapeError, did_you_mean
 
 __all__ = [
     "POSITIVE",
     "check_choice",
     "check_count",
+    "check_fits",
     "check_flag",
     "check_number",
     "check_same_shape",
@@ -62,6 +64,12 @@ def check_number(
         if low <= number <= high:
             return number
     raise OptionError(function, option, cast("object", value), expected)
+
+
+def check_fits(function: str, option: str, value: float, ops: Backend, x: Any) -> None:
+    """Raise `OptionError` unless the dtype of an array can hold the value of an option."""
+    if abs(value) > ops.limits(x)[1]:
+        raise OptionError(function, option, value, f"a number that {x.dtype} can hold")
 
 
 def is_whole(value: Any) -> bool:

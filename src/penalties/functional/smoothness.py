@@ -8,7 +8,7 @@ from ..arrays import ArrayT
 from ..backends import Backend, backend_of, owner
 from ..errors import BackendError, ShapeError
 from . import examples
-from .options import check_choice, check_number, check_same_shape
+from .options import check_choice, check_fits, check_number, check_same_shape
 from .penalty import penalty, strict_options
 from .randomness import check_seed, draw_uniform
 from .vectors import norm
@@ -110,6 +110,7 @@ def output_magnitude(y: ArrayT, *, target: float = 1.0, reduction: Literal["mean
     check_choice("output_magnitude", "reduction", reduction, ("mean", "sum"))
     ops = backend_of("output_magnitude", y=y)
     length = norm(ops, ops.upcast("output_magnitude", y).reshape(-1))
+    check_fits("output_magnitude", "target", target, ops, length)
     if reduction == "mean":
         length = length / math.sqrt(max(math.prod(y.shape), 1))
     return ops.square(length - target)
@@ -127,6 +128,7 @@ def _penalized(name: str, fn: Callable[[Any], Any], x: Any, target_norm: float) 
 
     value, gradient = ops.value_and_gradient(name, checked, x)
     gradient = ops.upcast(name, gradient)
+    check_fits(name, "target_norm", target, ops, gradient)
     if len(shape) > 1 and len(value.shape) > 0:
         lengths = norm(ops, gradient.reshape(shape[0], math.prod(shape[1:])))
         return value, ops.mean(ops.square(lengths - target))

@@ -1,7 +1,6 @@
 """Array operations on JAX arrays, traced ones too."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +28,9 @@ __all__ = [
     "exp",
     "expm1",
     "eye",
+    "limits",
     "log",
     "log_softmax",
-    "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
@@ -120,8 +119,10 @@ def square(x: "Array") -> "Array":
 
 def smooth_abs(x: "Array", delta: float, reduction: str) -> "Array":
     size = abs(x)
-    inside = clip(size, None, delta)
-    values = (inside / delta) * (size - inside / 2)
+    near = size < delta
+    # Chosen before the parabola too: of what is far outside it may not be finite.
+    inside = where(near, x, 0.0)
+    values = (inside / delta) * (inside / 2) + where(near, 0.0, size - delta / 2)
     if reduction == "none":
         return values
     return sum(values) if reduction == "sum" else mean(values)
@@ -180,8 +181,9 @@ def subtract_where(condition: "Array", a: "Array", b: "Array") -> "Array":
     return where(condition, a, 0.0) - where(condition, b, 0.0)
 
 
-def log_tiny(x: "Array") -> float:
-    return math.log(4) + math.log(float(library().numpy.finfo(x.dtype).tiny))
+def limits(x: "Array") -> tuple[float, float]:
+    info = library().numpy.finfo(x.dtype)
+    return float(info.tiny), float(info.max)
 
 
 def sum(x: "Array", axis: int | None = None, *, keepdims: bool = False) -> "Array":

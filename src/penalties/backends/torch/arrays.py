@@ -1,7 +1,6 @@
 """Array operations on PyTorch tensors."""
 
 import builtins
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +28,9 @@ __all__ = [
     "exp",
     "expm1",
     "eye",
+    "limits",
     "log",
     "log_softmax",
-    "log_tiny",
     "matmul",
     "mean",
     "moveaxis",
@@ -55,6 +54,9 @@ __all__ = [
 LIBRARY: Final = "PyTorch"
 GENERATOR: Final = "a torch.Generator"
 
+# smooth_l1_loss divides the square of an element by delta: between these the square is in range where the result is.
+_SQUARES: Final = (1e-12, 1e12)
+
 # Packing copies every element twice (there and back) and saves about 20 µs of dispatch per leaf: on a CPU the two meet
 # at about this mean leaf size, and earlier where the copy needs fresh pages. A GPU copies some hundred times faster.
 _PACK_BELOW: Final = 8192
@@ -67,9 +69,15 @@ def upcast(function: str, x: "Tensor") -> "Tensor":
         return x if x.element_size() >= 4 else x.float()
     if x.is_complex():
         raise BackendError(f"{function}: a tensor has dtype {x.dtype}; expected real numbers")
+    return x.to(default_dtype())
+
+
+def default_dtype() -> Any:
+    """The dtype of numbers without one: torch's default, in at least 32 bits."""
     import torch
 
-    return x.to(torch.get_default_dtype())
+    default = torch.get_default_dtype()
+    return default if default.itemsize >= 4 else torch.float32
 
 
 def cast(x: "Tensor", like: "Tensor") -> "Tensor":
@@ -133,6 +141,12 @@ def smooth_abs(x: "Tensor", delta: float, reduction: str) -> "Tensor":
 
     if reduction == "mean" and not x.numel():
         return x.sum()
+    if not _SQUARES[0] < delta < _SQUARES[1]:
+        size = x.abs()
+        near = size < delta
+        inside = where(near, x, 0.0)
+        values = (inside / delta) * (inside / 2) + where(near, 0.0, size - delta / 2)
+        return values if reduction == "none" else values.sum() if reduction == "sum" else values.mean()
     # Reduced by the operation itself: a mean after the fact takes twice as long at a million elements.
     return torch.nn.functional.smooth_l1_loss(x, torch.zeros_like(x), reduction=reduction, beta=delta)
 
@@ -172,10 +186,11 @@ def subtract_where(condition: "Tensor", a: "Tensor", b: "Tensor") -> "Tensor":
     return where(condition, a - b, 0.0)
 
 
-def log_tiny(x: "Tensor") -> float:
+def limits(x: "Tensor") -> tuple[float, float]:
     import torch
 
-    return math.log(4) + math.log(torch.finfo(x.dtype).tiny)
+    info = torch.finfo(x.dtype)
+    return info.tiny, info.max
 
 
 def sum(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Tensor":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FIRST_ORDER, GradientError
 from ..precision import gradient_scale
-from .arrays import add, matmul, tracing, transformed, upcast
+from .arrays import add, default_dtype, matmul, tracing, transformed, upcast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ def device(x: "Tensor") -> Any:
 def zero(like: "Tensor") -> "Tensor":
     import torch
 
-    return torch.zeros((), device=like.device)
+    return torch.zeros((), dtype=default_dtype(), device=like.device)
 
 
 def as_array(value: Any, like: "Tensor") -> "Tensor":
@@ -266,7 +266,7 @@ def _length(x: "Tensor") -> "Tensor":
     if in_range(squares):
         return squares.sqrt()
     largest = flat.abs().max() if flat.numel() else squares
-    if not 0.0 < float(largest) < math.inf:
+    if not 0.0 < float(largest.detach()) < math.inf:
         return largest
     flat = flat / largest
     return largest * dot(flat, flat).sqrt()
@@ -289,7 +289,7 @@ def in_range(squares: "Tensor") -> bool:
     import torch
 
     info = torch.finfo(squares.dtype)
-    return info.tiny / info.eps**2 < float(squares) < math.inf
+    return info.tiny / info.eps**2 < float(squares.detach()) < math.inf
 
 
 def gram(rows: Sequence[Sequence[Any]]) -> "Tensor":

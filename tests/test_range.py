@@ -1,0 +1,62 @@
+"""Numbers at the ends of a dtype's range: correct, or one of our own errors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penalties as pn
+from tests.libraries import DEVICE
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-15, 1e15, 1e30, 5e37])
+def test_smooth_l1_far_from_one(library: Any, delta: float) -> None:
+    elements = [0.0, delta / 4, -delta / 2, 2 * delta]
+    found = pn.smooth_l1(library.array(elements, "float32"), delta=delta, reduction="none")
+    expected = np.array([0.0, 1 / 32, 1 / 8, 3 / 2]) * delta
+    np.testing.assert_allclose(library.numpy(found), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e30])
+def test_gradients_of_smooth_l1_far_from_one(autodiff: Any, delta: float) -> None:
+    elements = np.array([0.0, delta / 4, -2 * delta, 1e-37, 1e37])
+    (gradient,) = autodiff.gradients(lambda x: pn.smooth_l1(x, delta=delta), autodiff.array(elements, "float32"))
+    np.testing.assert_allclose(gradient, np.clip(elements / delta, -1, 1), rtol=1e-6, atol=1e-37)
+
+
+def test_the_curvature_of_smooth_l1_at_zero(autodiff: Any) -> None:
+    def slopes(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return torch.autograd.grad(pn.smooth_l1(x, delta=0.5), x, create_graph=True)[0].sum()
+        return autodiff.raw_gradients(lambda x: pn.smooth_l1(x, delta=0.5), x)[0].sum()
+
+    (curvature,) = autodiff.gradients(slopes, autodiff.array([0.0, 0.25, 2.0]))
+    np.testing.assert_allclose(curvature, [2.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("function", "option"),
+    [(pn.l2, "clip"), (pn.l2, "center"), (pn.output_magnitude, "target"), (pn.smooth_l1, "delta")],
+)
+def test_options_that_the_dtype_cannot_hold(library: Any, function: Any, option: str) -> None:
+    with pytest.raises(pn.OptionError, match=f"{option}=1e\\+300; expected a number .*float32"):
+        function(library.array([1.0, 2.0], "float32"), **{option: 1e300})
+
+
+def test_half_precisions_mixed_in_one_nest() -> None:
+    nest = [torch.ones(2, dtype=torch.float16, device=DEVICE), torch.ones(2, dtype=torch.bfloat16, device=DEVICE)]
+    out = pn.Pipeline(["l2"]).value_and_grad(x=nest, wrt="x")
+    assert (out.read().total, out.total.dtype) == (4.0, torch.float32)
+    assert [(part.dtype, part.tolist()) for part in out.gradient["x"]] == [(one.dtype, [2.0, 2.0]) for one in nest]
+
+
+def test_a_default_dtype_of_half_precision() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        # bfloat16 has no 100 000: the next number is 100 352.
+        assert float(pn.l2(torch.tensor([100, 300]))) == 100_000.0
+        assert pn.Pipeline([])(x=torch.ones(2)).total.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
