@@ -6,6 +6,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu" if os.environ.get("PENALTIES_DEVICE", "cpu") == "cpu" else "")
 
 import hypothesis
+import jax
 import pytest
 import torch
 
@@ -14,6 +15,10 @@ from tests.libraries import DIFFERENTIABLE, LIBRARIES
 hypothesis.settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=30, database=None)
 hypothesis.settings.load_profile("seeded")
 torch.set_num_threads(1)
+# Most of the time of a test on JAX goes into compiling each operation for each shape, and this halves it. XLA ends the
+# process on a flag that it does not know, as old versions would.
+if os.environ["JAX_PLATFORMS"] == "cpu" and jax.__version_info__ >= (0, 10):
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 # A shell starts what runs in its background with Ctrl-C ignored, and tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

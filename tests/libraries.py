@@ -4,6 +4,7 @@
 on; `PENALTIES_DTYPE` (float32, float64) chooses the precision of tests that leave it open.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +38,10 @@ class Numpy:
     def dtype(self, x: Any) -> str:
         return str(x.dtype)
 
+    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as one program, where the library would compile each operation and take longer."""
+        return fn
+
 
 class Torch(Numpy):
     name = "torch"
@@ -68,6 +73,9 @@ class Jax(Numpy):
     def array(self, x: Any, dtype: str = DTYPE) -> Any:
         return jnp.asarray(np.asarray(x)).astype(dtype)
 
+    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(fn)
+
     def raw_gradients(self, fn: Callable[..., Any], *arrays: Any) -> Sequence[Any]:
         return jax.grad(fn, argnums=tuple(range(len(arrays))))(*arrays)
 
@@ -93,9 +101,15 @@ def close(found: Any, expected: Any, precision: str = DTYPE) -> None:
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@functools.cache
+def value_and_gradients(library: Any, fn: Callable[..., Any]) -> Callable[..., tuple[Any, Sequence[Any]]]:
+    """A scalar function with its gradients. A function that is given again is not compiled again."""
+    return library.compiled(lambda *arrays: (fn(*arrays), library.raw_gradients(fn, *arrays)))
+
+
 def check(autodiff: Any, precision: str, fn: Any, inputs: Any, value: Any, gradients: Any) -> None:
     """The function and its gradients are the given numbers."""
-    arrays = [autodiff.array(x, precision) for x in inputs]
-    close(autodiff.numpy(fn(*arrays)), value, precision)
-    for found, right in zip(autodiff.gradients(fn, *arrays), gradients, strict=True):
-        close(found, right, precision)
+    found, slopes = value_and_gradients(autodiff, fn)(*[autodiff.array(x, precision) for x in inputs])
+    close(autodiff.numpy(found), value, precision)
+    for slope, right in zip(slopes, gradients, strict=True):
+        close(autodiff.numpy(slope), right, precision)

@@ -81,7 +81,7 @@ def test_jax_jit_and_vmap(case: Case) -> None:
     jitted = jax.jit(fn)
     expected = np.stack([JAX.numpy(fn(*row)) for row in rows])
     np.testing.assert_allclose(np.stack([JAX.numpy(jitted(*row)) for row in rows]), expected, rtol=1e-5, atol=1e-6)
-    batched = jax.vmap(fn)(*[jax.numpy.stack(column) for column in zip(*rows, strict=True)])
+    batched = jax.jit(jax.vmap(fn))(*[jax.numpy.stack(column) for column in zip(*rows, strict=True)])
     np.testing.assert_allclose(JAX.numpy(batched), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_jax_forward_mode_agrees_with_reverse_mode(case: Case) -> None:
     fn = case.on(JAX)
     inputs = [JAX.array(x) for x in batches(case)[0]]
     scalar = lambda *x: fn(*x).sum()
-    forward, reverse = jax.jacfwd(scalar)(*inputs), jax.jacrev(scalar)(*inputs)
+    forward, reverse = jax.jit(lambda *x: (jax.jacfwd(scalar)(*x), jax.jacrev(scalar)(*x)))(*inputs)
     np.testing.assert_allclose(JAX.numpy(forward), JAX.numpy(reverse), rtol=1e-5, atol=1e-6)
 
 

@@ -1,5 +1,6 @@
 """Value and gradient where expressions usually break: zeros, −inf, zero vectors, ties, bounds, empty, masked."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from scipy.special import entr, rel_entr
 
 import penalties as pn
 from tests.cases import log_softmax
-from tests.libraries import call, check, close
+from tests.libraries import call, check, close, value_and_gradients
 
 INF = np.inf
 PRECISIONS = ("float64", "float32")
@@ -61,6 +62,19 @@ def js(a: np.ndarray, b: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     return value, 0.5 * p * log_ratio(a, log_m), 0.5 * q * log_ratio(b, log_m)
 
 
+reverse_kl = functools.partial(pn.kl_divergence, direction="reverse")
+symmetric_kl = functools.partial(pn.kl_divergence, symmetric=True)
+floored_kl = functools.partial(pn.kl_divergence, floor=-3.0)
+consistency_by_kl = functools.partial(pn.consistency, metric="kl")
+cosine = functools.partial(pn.consistency, metric="cosine")
+summed_cosine = functools.partial(cosine, reduction="sum")
+OF_LOGITS = {
+    "kl_divergence": functools.partial(pn.kl_divergence, logits=True),
+    "js_divergence": functools.partial(pn.js_divergence, logits=True),
+    "entropy": functools.partial(pn.entropy, logits=True, temperature=2.0),
+}
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("edge", DISTRIBUTIONS)
 class TestDistributions:
@@ -72,24 +86,21 @@ class TestDistributions:
     def test_reverse_kl(self, autodiff: Any, edge: str, precision: str) -> None:
         p, q = DISTRIBUTIONS[edge]
         value, by_q, by_p = kl(q, p)
-        check(
-            autodiff, precision, lambda a, b: pn.kl_divergence(a, b, direction="reverse"), (p, q), value, (by_p, by_q)
-        )
+        check(autodiff, precision, reverse_kl, (p, q), value, (by_p, by_q))
 
     def test_symmetric_kl_and_consistency(self, autodiff: Any, edge: str, precision: str) -> None:
         p, q = DISTRIBUTIONS[edge]
         one, one_p, one_q = kl(p, q)
         two, two_q, two_p = kl(q, p)
         expected = (one + two) / 2, ((one_p + two_p) / 2, (one_q + two_q) / 2)
-        check(autodiff, precision, lambda a, b: pn.kl_divergence(a, b, symmetric=True), (p, q), *expected)
-        check(autodiff, precision, lambda a, b: pn.consistency(a, b, metric="kl"), (p, q), *expected)
+        check(autodiff, precision, symmetric_kl, (p, q), *expected)
+        check(autodiff, precision, consistency_by_kl, (p, q), *expected)
 
     def test_floored_kl_is_finite(self, autodiff: Any, edge: str, precision: str) -> None:
         p, q = DISTRIBUTIONS[edge]
         value, by_p, by_q = kl(p, np.maximum(q, -3.0))
-        fn = lambda a, b: pn.kl_divergence(a, b, floor=-3.0)
         assert np.isfinite(value)
-        check(autodiff, precision, fn, (p, q), value, (by_p, np.where(q >= -3.0, by_q, 0.0)))
+        check(autodiff, precision, floored_kl, (p, q), value, (by_p, np.where(q >= -3.0, by_q, 0.0)))
 
     def test_js(self, autodiff: Any, edge: str, precision: str) -> None:
         p, q = DISTRIBUTIONS[edge]
@@ -108,39 +119,45 @@ class TestDistributions:
         close(library.numpy(call(library, "js_divergence", p, q, dtype=precision)), js(p, q)[0], precision)
         close(library.numpy(call(library, "entropy", p, dtype=precision)), entr(np.exp(p)).sum(), precision)
 
-    @pytest.mark.parametrize("name", ["kl_divergence", "js_divergence", "entropy"])
+    @pytest.mark.parametrize("name", OF_LOGITS)
     def test_masked_logits(self, autodiff: Any, edge: str, precision: str, name: str) -> None:
         """−inf among logits (a masked vocabulary) leaves gradients finite, whatever the temperature."""
         p, q = DISTRIBUTIONS[edge]
         if name == "kl_divergence" and not np.isfinite(kl(p, q)[0]):
             p, q = q, q
         inputs = (p,) if name == "entropy" else (p, q)
-        options = {"temperature": 2.0} if name == "entropy" else {}
         arrays = [autodiff.array(x, precision) for x in inputs]
-        for found in autodiff.gradients(lambda *x: getattr(pn, name)(*x, logits=True, **options), *arrays):
-            assert np.isfinite(found).all()
+        _, gradients = value_and_gradients(autodiff, OF_LOGITS[name])(*arrays)
+        for found in gradients:
+            assert np.isfinite(autodiff.numpy(found)).all()
 
 
 PADDING = {"nan": np.nan, "inf": INF, "-inf": -INF, "zero": 0.0}
+PADDED = {
+    f"{fn.__name__}-{options}": functools.partial(fn, **options)
+    for fn in (pn.kl_divergence, pn.js_divergence, pn.entropy)
+    for options in ({"logits": False}, {"logits": True})
+} | {"consistency": cosine}
 BATCH = np.stack([SPREAD, OTHER, P_ZERO])
 
 
+@functools.cache
+def masked(library: Any, fn: Any) -> Any:
+    return functools.partial(fn, mask=library.array(np.array([1.0, 1.0, 1.0, 0.0, 0.0])))
+
+
 @pytest.mark.parametrize("padding", PADDING)
-@pytest.mark.parametrize("logits", [False, True])
-@pytest.mark.parametrize("name", ["kl_divergence", "js_divergence", "entropy", "consistency"])
-def test_padding_never_reaches_value_or_gradient(autodiff: Any, name: str, logits: bool, padding: str) -> None:
-    options: dict[str, Any] = {"metric": "cosine"} if name == "consistency" else {"logits": logits}
+@pytest.mark.parametrize("fn", PADDED.values(), ids=list(PADDED))
+def test_padding_never_reaches_value_or_gradient(autodiff: Any, fn: Any, padding: str) -> None:
     padded = np.concatenate([np.stack([SPREAD, OTHER, SPREAD]), np.full((2, 4), PADDING[padding])])
     other = np.concatenate([np.stack([OTHER, OTHER, OTHER]), np.full((2, 4), PADDING[padding])])
-    inputs = (padded,) if name == "entropy" else (padded, other)
-    mask = autodiff.array(np.array([1.0, 1.0, 1.0, 0.0, 0.0]))
-    fn = lambda *x: getattr(pn, name)(*x, mask=mask, **options)
-    bare = lambda *x: getattr(pn, name)(*x, **options)
-    full, part = [autodiff.array(x) for x in inputs], [autodiff.array(x[:3]) for x in inputs]
-    close(autodiff.numpy(fn(*full)), autodiff.numpy(bare(*part)))
-    for found, right in zip(autodiff.gradients(fn, *full), autodiff.gradients(bare, *part), strict=True):
-        close(found[:3], right)
-        close(found[3:], 0.0)
+    inputs = (padded,) if fn.func is pn.entropy else (padded, other)
+    found, slopes = value_and_gradients(autodiff, masked(autodiff, fn))(*[autodiff.array(x) for x in inputs])
+    right, right_slopes = value_and_gradients(autodiff, fn)(*[autodiff.array(x[:3]) for x in inputs])
+    close(autodiff.numpy(found), autodiff.numpy(right))
+    for slope, right_slope in zip(slopes, right_slopes, strict=True):
+        close(autodiff.numpy(slope)[:3], autodiff.numpy(right_slope))
+        close(autodiff.numpy(slope)[3:], 0.0)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
@@ -226,35 +243,34 @@ class TestKinks:
     def test_cosine_at_a_zero_vector(self, autodiff: Any, precision: str, scale: float) -> None:
         a = scale * np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
         b = scale * np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
-        fn = lambda x, y: pn.consistency(x, y, metric="cosine", reduction="sum")
-        check(autodiff, precision, fn, (a, b), 3.0, (np.zeros((3, 2)), np.zeros((3, 2))))
+        check(autodiff, precision, summed_cosine, (a, b), 3.0, (np.zeros((3, 2)), np.zeros((3, 2))))
 
     @pytest.mark.parametrize("scale", [1e-25, 1e25])
     def test_cosine_at_extreme_scales(self, autodiff: Any, precision: str, scale: float) -> None:
         a, b = np.array([3.0, 4.0]), np.array([4.0, 3.0])
         arrays = [autodiff.array(scale * x, precision) for x in (a, b)]
-        fn = lambda x, y: pn.consistency(x, y, metric="cosine")
-        close(autodiff.numpy(fn(*arrays)), 0.04, precision)
+        found, slopes = value_and_gradients(autodiff, cosine)(*arrays)
+        close(autodiff.numpy(found), 0.04, precision)
         expected = -(b / 25 - 0.96 * a / 25)
-        close(scale * autodiff.gradients(fn, *arrays)[0], expected, precision)
+        close(scale * autodiff.numpy(slopes[0]), expected, precision)
 
     @pytest.mark.parametrize("mode", ["soft", "hard", "spectral"])
     def test_orthogonality_with_a_zero_row(self, autodiff: Any, precision: str, mode: str) -> None:
         x = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, 0.8, 0.0]])
         value = {"soft": 0.72, "hard": 1.72, "spectral": 1.0}[mode]
         fn = lambda z: pn.orthogonality(z, mode=mode)
-        close(autodiff.numpy(fn(autodiff.array(x, precision))), value, precision)
-        (gradient,) = autodiff.gradients(fn, autodiff.array(x, precision))
-        assert np.isfinite(gradient).all()
-        close(gradient[1], 0.0, precision)
+        found, (gradient,) = value_and_gradients(autodiff, fn)(autodiff.array(x, precision))
+        close(autodiff.numpy(found), value, precision)
+        assert np.isfinite(autodiff.numpy(gradient)).all()
+        close(autodiff.numpy(gradient)[1], 0.0, precision)
 
     @pytest.mark.parametrize("exact", [False, True])
     def test_spectral_of_zero_and_orthonormal_matrices(self, autodiff: Any, precision: str, exact: bool) -> None:
         fn = lambda z: pn.orthogonality(z, mode="spectral", normalize=False, exact=exact)
         check(autodiff, precision, fn, (np.zeros((2, 3)),), 1.0, (np.zeros((2, 3)),))
-        (gradient,) = autodiff.gradients(fn, autodiff.array(np.eye(3), precision))
-        assert np.isfinite(gradient).all()
-        close(autodiff.numpy(fn(autodiff.array(np.eye(3), precision))), 0.0, precision)
+        found, (gradient,) = value_and_gradients(autodiff, fn)(autodiff.array(np.eye(3), precision))
+        assert np.isfinite(autodiff.numpy(gradient)).all()
+        close(autodiff.numpy(found), 0.0, precision)
 
     def test_spectral_with_eigenvalues_of_both_signs(self, autodiff: Any, precision: str) -> None:
         """Two unit rows have G − I = ±c: a Rayleigh quotient fails here, and any mixture is a valid subgradient."""
@@ -268,9 +284,9 @@ class TestKinks:
     ) -> None:
         """σ = (2, 2, 1): every subgradient is 2σ·u·vᵀ averaged over the tied pairs, so its trace here is 2σ = 4."""
         fn = lambda z: pn.orthogonality(z, mode="spectral", normalize=False, exact=exact)
-        x = autodiff.array(np.diag([2.0, 2.0, 1.0]), precision)
-        close(autodiff.numpy(fn(x)), 3.0, precision)
-        (gradient,) = autodiff.gradients(fn, x)
+        found, slopes = value_and_gradients(autodiff, fn)(autodiff.array(np.diag([2.0, 2.0, 1.0]), precision))
+        close(autodiff.numpy(found), 3.0, precision)
+        gradient = autodiff.numpy(slopes[0])
         close(np.trace(gradient), 4.0, precision)
         close(gradient[2], 0.0, precision)
         assert np.linalg.eigvalsh((gradient + gradient.T) / 2).min() > -1e-4

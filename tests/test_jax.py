@@ -110,17 +110,17 @@ def test_power_iteration_is_compiled_once(caplog: pytest.LogCaptureFixture) -> N
     """Outside jit too: a loop body that is new each call would be compiled each call."""
     from penalties.backends import jax as backend
 
-    matrix, start = jnp.diag(jnp.array([3.0, -4.0])), jnp.ones(2)
+    # A size of its own, which no other test has compiled.
+    matrix, start = jnp.diag(jnp.array([3.0, -4.0, *[0.0] * 9])), jnp.ones(11)
     other = 2 * matrix
 
     def compiled(step: Any) -> list[str]:
         caplog.clear()
         with jax.log_compiles():
             vector = step()
-        np.testing.assert_allclose(np.abs(vector), [(3 / 4) ** 14, 1.0], rtol=1e-6)
+        np.testing.assert_allclose(np.abs(vector), [(3 / 4) ** 14, 1.0, *[0.0] * 9], rtol=1e-6)
         return [record.message for record in caplog.records if record.message.startswith("Compiling")]
 
-    jax.clear_caches()
     assert compiled(lambda: backend.power_iteration(matrix, start, 7))
     assert not compiled(lambda: backend.power_iteration(other, start, 7))
 
