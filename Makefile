@@ -75,7 +75,7 @@ notebooks: $(VENV)/.dev
 	$(BIN)/python -m docs._plots.notebooks
 
 pictures: $(VENV)/.dev
-	PENALTIES_PICTURES=1 $(BIN)/python -m pytest -n 0 tests/app/report/test_browser.py -k pictures
+	PENALTIES_PICTURES=1 $(BIN)/python -m pytest -n 0 tests/app/report/test_pictures.py
 
 # What would be published: built, checked, and tried in an environment of its own outside this folder.
 release: $(VENV)/.release

@@ -7,10 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from penalties.app.config import Config, load
+from penalties.app.runs import Run
+from penalties.app.train import start as start_module
+from penalties.app.train import train
+from penalties.app.train.progress import SILENT
 from penalties.training import AdamParams, ForwardBackwardOutput, OptimStepResponse, SaveWeightsResponse, TensorData
 from penalties.training.local.tiny import ByteTokenizer
 from penalties.training.reading import numpy_of
@@ -147,6 +152,21 @@ def toy_config(folder: Path, terms: str = TERMS, more: str = "", data: str = "",
     return load(write_config(folder, terms, more, data, **train))
 
 
+def trained(folder: Path, *, progress: Any = SILENT, **options: Any) -> Run:
+    """Train the toy in `folder / "run"`, also where there is no fixture for the backend: for runs that tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start_module, "connect", Backend)
+        return train(toy_config(folder, **options), folder / "run", progress=progress)
+
+
+def records(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [record for record in run.records() if record["kind"] == kind]
+
+
+def events(run: Run) -> list[str]:
+    return [record["event"] for record in records(run, "event")]
+
+
 def comparable(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Records without what differs between two runs of the same thing: times, and that one went on."""
     return [_timeless(record) for record in records if record.get("event") not in ("resumed", "interrupted", "failed")]
@@ -175,3 +195,12 @@ def killing(steps: int) -> Any:
 
     nothing = lambda *_: None
     return SimpleNamespace(begin=nothing, say=nothing, stopping=nothing, end=nothing, record=record)
+
+
+def killing_at_load() -> Any:
+    """A progress that fails as soon as the run says what it is doing, which is to load the model."""
+
+    def say(what: str) -> None:
+        raise KeyboardInterrupt
+
+    return SimpleNamespace(**vars(killing(0)) | {"say": say})

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penalties.app import ablate as ablate_module
 from penalties.app.ablate import Outcome, Variant, ablate, compared, shown, variants
 from penalties.app.config import Config, ConfigError, load
 from penalties.app.runs import Run
@@ -20,17 +19,7 @@ from penalties.app.train.progress import SILENT
 
 from .stand_ins import Backend, killing, write_config
 
-
-@pytest.fixture(autouse=True)
-def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
-    made: list[Backend] = []
-
-    def connect(*arguments: Any) -> Backend:
-        made.append(Backend(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(start_module, "connect", connect)
-    return made
+pytestmark = pytest.mark.usefixtures("backends")
 
 
 @pytest.fixture
@@ -90,14 +79,16 @@ class TestVariants:
         assert len({variant.folder for variant in made}) == 8
 
     def test_values_may_be_lists_and_strings_with_commas(self, path: Path) -> None:
-        sweep = 'kl.inputs=["logprobs", "initial"],{log_p = "logprobs"}'
-        key, values = ablate_module._sweep(sweep)
-        assert key == "kl.inputs"
-        assert values == ['["logprobs", "initial"]', '{log_p = "logprobs"}']
-        assert ablate_module._sweep("a.b='x,y',2")[1] == ["'x,y'", "2"]
+        sweeps = ['kl.inputs=["logprobs", "initial"],{logprobs = "logprobs", reference = "initial"}']
+        made = variants(loading(path), sweeps=[*sweeps, "kl.name='x,y','z'"])
+        assert [variant.name for variant in made[1:]] == [
+            'kl.inputs={logprobs = "logprobs", reference = "initial"}',
+            "kl.name='x,y'",
+            "kl.name='z'",
+        ]
 
     @pytest.mark.parametrize("sweep", ["kl.weight", "=1,2", "kl.weight=", "kl.weight=1,,2"])
-    def test_what_is_no_sweep_is_refused(self, path: Path, sweep: str) -> None:
+    def test_a_malformed_sweep_is_an_error(self, path: Path, sweep: str) -> None:
         with pytest.raises(RunError, match="expected a key and its values, such as kl.weight=0.01,0.1,1") as raised:
             variants(loading(path), sweeps=[sweep])
         assert raised.value.status == 2
@@ -122,9 +113,18 @@ class TestVariants:
         assert [one.name for one in trials] == ["all", "kl.weight=0.1", "kl.weight=2"]
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """The outcomes of an ablation."""
+    folder = tmp_path_factory.mktemp("done")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start_module, "connect", Backend)
+        return ablate(variants(loading(write_config(folder, steps=4))), folder / "out", progress=silent)
+
+
 class TestRuns:
-    def test_have_folders_of_their_own(self, path: Path, tmp_path: Path) -> None:
-        whole = load(path)
+    def test_each_run_has_its_own_folder(self, path: Path, tmp_path: Path) -> None:
+        whole = load(path, ["train.steps=1"])
         trials = [Variant(name, 0, whole) for name in ("without a b", "without a-b", "without a+b")]
         outcomes = ablate(trials, tmp_path / "out", progress=silent)
         folders = [outcome.folder.name for outcome in outcomes]
@@ -137,18 +137,18 @@ class TestRuns:
             ablate(variants(loading(path)), tmp_path / "out", progress=silent)
         lock.release()
 
-    def test_another_config_loses_no_results(self, path: Path, tmp_path: Path, backends: list[Backend]) -> None:
-        ablate(variants(loading(path)), tmp_path / "out", progress=silent)
-        before = (tmp_path / "out" / "ablation.json").read_bytes()
+    def test_another_config_loses_no_results(self, path: Path, done: list[Outcome], backends: list[Backend]) -> None:
+        out = done[0].folder.parent
+        before = (out / "ablation.json").read_bytes()
 
         def other(more: Sequence[str]) -> Config:
             return load(path, ["train.learning_rate=0.5", *more])
 
         with pytest.raises(RunError, match="its config changed: train.learning_rate was") as raised:
-            ablate(variants(other), tmp_path / "out", resume=True, progress=silent)
+            ablate(variants(other), out, resume=True, progress=silent)
         assert raised.value.status == 2
-        assert (tmp_path / "out" / "ablation.json").read_bytes() == before
-        assert len(backends) == 4
+        assert (out / "ablation.json").read_bytes() == before
+        assert backends == []
 
     def test_one_that_fails_at_once_does_not_stop_the_others(self, tmp_path: Path) -> None:
         terms = (
@@ -166,20 +166,19 @@ class TestRuns:
         with pytest.raises(TermFailed, match="cranky"):
             ablate(variants(failing), tmp_path / "other", progress=silent)
 
-    def test_differ_by_nothing_but_the_variant(self, path: Path, tmp_path: Path) -> None:
-        outcomes = ablate(variants(loading(path)), tmp_path / "out", progress=silent)
-        assert [outcome.variant for outcome in outcomes] == ["all", "without kl", "without entropy", "without counting"]
-        logs = [list(Run(outcome.folder).records()) for outcome in outcomes]
+    def test_differ_by_nothing_but_the_variant(self, done: list[Outcome]) -> None:
+        assert [outcome.variant for outcome in done] == ["all", "without kl", "without entropy", "without counting"]
+        logs = [list(Run(outcome.folder).records()) for outcome in done]
         tokens = [[record["tokens"] for record in log if record["kind"] == "step"] for log in logs]
         assert all(one == tokens[0] for one in tokens)
         first = [next(record for record in log if record["kind"] == "step") for log in logs]
         assert len({record["loss"]["base_loss"]["value"] for record in first}) == 1
-        losses = [outcome.base_loss for outcome in outcomes]
+        losses = [outcome.base_loss for outcome in done]
         assert len(set(losses)) == 4
-        assert set(outcomes[0].terms) == {"kl", "entropy", "counting"}
-        assert set(outcomes[1].terms) == {"entropy", "counting"}
+        assert set(done[0].terms) == {"kl", "entropy", "counting"}
+        assert set(done[1].terms) == {"entropy", "counting"}
         evaluated = [record for record in logs[0] if record["kind"] == "eval"][-1]
-        assert outcomes[0].base_loss == evaluated["loss"]["base_loss"]["value"]
+        assert done[0].base_loss == evaluated["loss"]["base_loss"]["value"]
 
     def test_without_held_out_data_the_last_steps_count(self, path: Path, tmp_path: Path) -> None:
         def loaded(more: Sequence[str]) -> Config:
@@ -199,7 +198,7 @@ class TestRuns:
         (outcome,) = ablate(variants(loaded)[:1], tmp_path / "out", progress=silent)
         assert outcome.terms == {}
 
-    def test_a_single_step_counts_by_itself(self, path: Path, tmp_path: Path) -> None:
+    def test_a_tenth_of_few_steps_is_the_last_step(self, path: Path, tmp_path: Path) -> None:
         def loaded(more: Sequence[str]) -> Config:
             return load(path, ["data.eval_path=", "train.steps=2", *more])
 
@@ -209,7 +208,9 @@ class TestRuns:
         # It rested at the last step.
         assert "counting" not in outcome.terms
 
-    def test_are_not_written_over_and_go_on(self, path: Path, tmp_path: Path, backends: list[Backend]) -> None:
+    def test_finished_runs_are_kept_and_others_resumed(
+        self, path: Path, tmp_path: Path, backends: list[Backend]
+    ) -> None:
         trials = variants(loading(path))
 
         def breaking(variant: Any, number: int) -> Any:
@@ -235,7 +236,7 @@ class TestRuns:
         assert outcomes[0].base_loss is None
         assert "as the test wants it" in (outcomes[0].error or "")
 
-    def test_what_would_fail_every_time_is_raised_at_once(self, path: Path, tmp_path: Path) -> None:
+    def test_an_error_in_every_run_is_raised_at_once(self, path: Path, tmp_path: Path) -> None:
         trials = variants(loading(path))
         (tmp_path / "data.jsonl").write_text("no json\n")
         with pytest.raises(Exception, match="line 1"):
@@ -275,7 +276,7 @@ class TestComparison:
             "without kl: TermError: no",
         ]
 
-    def test_what_is_not_finite_has_no_spread(self) -> None:
+    def test_losses_that_are_not_finite_have_no_spread(self) -> None:
         (whole,) = compared([outcome("all", 0, math.inf), outcome("all", 1, 1.0)])
         assert whole.base_loss is not None
         assert whole.base_loss[0] == math.inf

@@ -136,7 +136,7 @@ class TestPairs:
 
 
 class TestOrder:
-    def test_a_step_has_the_same_data_whenever_it_is_asked_for(self, tmp_path: Path) -> None:
+    def test_a_step_always_has_the_same_data(self, tmp_path: Path) -> None:
         first, second = stream(tmp_path, "[train]\nbatch_size = 2"), stream(tmp_path, "[train]\nbatch_size = 2")
         forward = [first.batch(step) for step in range(8)]
         backward = [second.batch(step) for step in reversed(range(8))]
@@ -192,12 +192,12 @@ class TestHeldOut:
         with pytest.raises(DataError, match="eval.jsonl: line 1: is not JSON"):
             stream(tmp_path, text)
 
-    def test_bad_lines_of_both_files_are_told_at_once(self, tmp_path: Path) -> None:
+    def test_bad_lines_of_both_files_are_one_error(self, tmp_path: Path) -> None:
         lines(tmp_path / "eval.jsonl", [LINES[0], "nonsense"])
         found = wrong(tmp_path, ["x", LINES[0], "[]"], '[data]\npath = "lines.jsonl"\neval_path = "eval.jsonl"')
         assert list(found) == ["lines.jsonl: line 1", "lines.jsonl: line 3", "eval.jsonl: line 2"]
 
-    def test_one_file_may_be_both_and_its_bad_lines_are_told_once(self, tmp_path: Path) -> None:
+    def test_one_file_may_be_both_and_its_bad_lines_are_listed_once(self, tmp_path: Path) -> None:
         text = '[data]\npath = "lines.jsonl"\neval_path = "lines.jsonl"\n'
         assert list(wrong(tmp_path, ["x", LINES[0]], text)) == ["line 1"]
         made = stream(tmp_path, text + 'on_bad_line = "skip"', ["x", LINES[0]])

@@ -32,7 +32,7 @@ def test_a_key_within_another_leaves_nothing_of_that_one(monkeypatch: pytest.Mon
     assert hide("a-secret-and-more, secret") == "<HF_TOKEN>, <TINKER_API_KEY>"
 
 
-def test_what_is_short_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_text_is_not_taken_for_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "step")
     assert hide("step 5") == "step 5"
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -31,6 +32,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def toy(here: Path, finished: Run) -> Path:
+    """The folder of a finished run."""
+    return shutil.copytree(finished.folder, here / "runs" / "toy")
+
+
 def interrupting(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Ctrl-C during a step."""
     write = Log.write
@@ -55,10 +62,10 @@ class TestTrain:
         assert shown.out.splitlines()[-2].startswith("toy: The loss fell by ")
         assert (here / "runs" / "toy" / "report.html").read_text().startswith("<!")
 
-    def test_a_new_run_has_a_new_folder(self, here: Path) -> None:
-        for name in ("toy", "toy-2", "toy-3"):
-            assert cli.main(["train", "toy.toml", "--quiet"]) == 0
-            assert Run(here / "runs" / name).begun()
+    def test_a_new_run_has_a_new_folder(self, toy: Path) -> None:
+        for name in ("toy-2", "toy-3"):
+            assert cli.main(["train", "toy.toml", "--quiet", "--set", "train.steps=1"]) == 0
+            assert Run(toy.parent / name).begun()
 
     def test_json_is_the_log_and_the_result(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["train", "toy.toml", "--run", "mine", "--set", "train.steps=2", "--json"]) == 0
@@ -70,10 +77,10 @@ class TestTrain:
         assert json.loads(capsys.readouterr().out)["runs"] == {"mine": verdict}
 
     def test_quiet_is_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["train", "toy.toml", "--quiet"]) == 0
+        assert cli.main(["train", "toy.toml", "--quiet", "--set", "train.steps=1"]) == 0
         assert capfd.readouterr() == ("", "")
 
-    def test_ctrl_c_says_how_to_go_on_and_that_works(
+    def test_ctrl_c_shows_a_command_that_resumes(
         self, here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         interrupting(monkeypatch, 1)
@@ -92,7 +99,7 @@ class TestTrain:
         steps = [record["step"] for record in Run("runs/toy").records() if record["kind"] == "step"]
         assert steps == [0, 1, 2, 3, 4]
 
-    def test_so_does_ctrl_c_before_the_first_step(
+    def test_ctrl_c_before_the_first_step_shows_a_command_that_resumes(
         self, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def pressed(*_: Any) -> Any:
@@ -106,8 +113,8 @@ class TestTrain:
             assert not list((here / "runs").iterdir())
         assert cli.main(["train", "--run", "mine", "--resume", "--quiet"]) == 0
 
-    def test_resume_without_a_folder_is_of_the_last_run(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert cli.main(["train", "toy.toml", "--quiet"]) == 0
+    @pytest.mark.usefixtures("toy")
+    def test_resume_without_a_folder_takes_the_last_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as broken:
             interrupting(broken, 1)
             assert cli.main(["train", "toy.toml", "--quiet"]) == 1
@@ -116,7 +123,7 @@ class TestTrain:
         assert last is not None
         assert last["event"] == "finished"
 
-    def test_resume_alone_is_of_the_last_run_of_the_demo_with_its_own_config(
+    def test_resume_alone_takes_the_last_run_of_the_demo_with_its_own_config(
         self, here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         demo = write_config(here / "elsewhere", steps=4).rename(here / "elsewhere" / "demo.toml")
@@ -160,7 +167,7 @@ class TestTrain:
         assert last is not None
         assert last["event"] == "finished"
 
-    def test_a_project_that_was_moved_goes_on(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_project_that_was_moved_can_be_resumed(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_config(here / "before", terms='[[term]]\nfn = "moved_terms:small"\n', steps=4)
         (path.parent / "moved_terms.py").write_text("def small(logprobs):\n    return logprobs[0].mean() ** 2\n")
         with monkeypatch.context() as broken:
@@ -172,7 +179,7 @@ class TestTrain:
 
     @pytest.mark.parametrize("config", [[], ["toy.toml"]])
     def test_resume_of_a_folder_without_a_run_is_an_error(
-        self, here: Path, config: list[str], capsys: pytest.CaptureFixture[str]
+        self, here: Path, config: list[str], finished: Run, capsys: pytest.CaptureFixture[str]
     ) -> None:
         resume = ["train", *config, "--resume", "--quiet"]
 
@@ -182,7 +189,7 @@ class TestTrain:
 
         assert told("--run", "runs/mine") == "error: runs/mine holds no run; start one without --resume\n"
         for name in ("mine", "other"):
-            assert cli.main(["train", "toy.toml", "--quiet", "--run", f"runs/{name}"]) == 0
+            shutil.copytree(finished.folder, here / "runs" / name)
         assert told("--run", "mime") == "error: mime holds no run; did you mean runs/mine?\n"
         there = "there is one in runs/mine and runs/other: choose it with --run"
         assert told("--run", "zzz") == f"error: zzz holds no run; {there}\n"
@@ -208,7 +215,7 @@ class TestTrain:
         assert cli.main([name, "toy.toml"]) == 2
         assert capsys.readouterr().err.splitlines()[1] == "and 1 more: `penalties check toy.toml` lists all of them"
 
-    def test_so_does_the_local_model_from_a_relative_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_local_model_is_resumed_from_a_relative_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(start_module, "connect", connect)
         with monkeypatch.context() as broken:
             interrupting(broken, 1)
@@ -216,7 +223,7 @@ class TestTrain:
         assert cli.main(["train", "--set", "train.steps=3", "--quiet", "--run", "mine", "--resume"]) == 0
         assert [record["step"] for record in Run("mine").records() if record["kind"] == "step"] == [0, 1, 2]
 
-    def test_a_run_that_never_began_leaves_no_folder_that_nobody_named(
+    def test_a_run_that_never_began_leaves_no_folder_of_its_own_choice(
         self, here: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (here / "data.jsonl").write_text('{"prompt": "x"}\n')
@@ -226,10 +233,9 @@ class TestTrain:
         assert cli.main(["train", "toy.toml", "--run", "mine"]) in (1, 2)
         assert (here / "mine").exists()
 
-    def test_a_folder_that_is_taken_is_the_commands_fault(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["train", "toy.toml", "--quiet", "--run", "mine"]) == 0
-        assert cli.main(["train", "toy.toml", "--quiet", "--run", "mine"]) == 2
-        assert "mine already has a run" in capsys.readouterr().err
+    def test_a_folder_with_a_run_is_a_wrong_command(self, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["train", "toy.toml", "--quiet", "--run", str(toy)]) == 2
+        assert "toy already has a run" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("options", "where"),
@@ -239,7 +245,7 @@ class TestTrain:
             (["train.eval_every=4", "data.eval_path="], "at step 5"),
         ],
     )
-    def test_a_term_that_fails_is_told_with_its_step_and_how_to_go_on(
+    def test_a_term_that_fails_is_an_error_with_its_step_and_a_hint(
         self, here: Path, capsys: pytest.CaptureFixture[str], options: list[str], where: str
     ) -> None:
         write_config(here, terms='[[term]]\nfn = "tests.app.terms:failing"\n')
@@ -263,15 +269,15 @@ class TestTrain:
         ]
         assert not (here / "runs" / "toy").exists()
 
-    def test_a_place_that_cannot_be_written_is_a_clear_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refused(*_: Any, **__: Any) -> Any:
+    def test_a_folder_that_cannot_be_created_is_a_clear_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def failing(*_: Any, **__: Any) -> Any:
             raise OSError(errno.EROFS, "Read-only file system")
 
-        monkeypatch.setattr(Path, "mkdir", refused)
+        monkeypatch.setattr(Path, "mkdir", failing)
         with pytest.raises(RunError, match="runs/toy could not be written: read-only file system"):
             folder_for("toy.toml", resume=False)
 
-    def test_two_that_start_together_get_two_folders(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_runs_that_start_together_get_two_folders(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mkdir = Path.mkdir
         made: list[Path] = []
 
@@ -284,7 +290,7 @@ class TestTrain:
         monkeypatch.setattr(Path, "mkdir", meanwhile)
         assert folder_for("toy.toml", resume=False) == Path("runs/toy-2")
 
-    def test_folders_of_others_are_none_of_its_business(self, here: Path) -> None:
+    def test_other_folders_are_ignored(self, here: Path) -> None:
         for name in ("toy-new", "toy-7", "toys"):
             (here / "runs" / name).mkdir(parents=True)
         assert folder_for("toy.toml", resume=False) == Path("runs/toy-8")
@@ -299,9 +305,9 @@ class TestTrain:
 
 
 class TestReport:
-    def test_several_runs_are_compared(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_several_runs_are_compared(self, finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("one", "other"):
-            assert cli.main(["train", "toy.toml", "--quiet", "--run", name]) == 0
+            shutil.copytree(finished.folder, name)
         assert cli.main(["report", "one", "other", "--quiet"]) == 0
         assert capsys.readouterr() == ("", "")
         assert cli.main(["report", "one", "other"]) == 0
@@ -309,10 +315,8 @@ class TestReport:
         assert [line.split(":")[0] for line in shown[:2]] == ["one", "other"]
         assert shown[-1] == "report: report.html"
 
-    def test_a_folder_that_cannot_be_written_to_is_said_to_be(
-        self, here: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert cli.main(["train", "toy.toml", "--quiet"]) == 0
+    @pytest.mark.usefixtures("toy")
+    def test_a_folder_that_is_not_writable_is_an_error(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "file").write_text("")
         for folder in (here / "file", here / "file" / "missing"):
             assert cli.main(["report", "runs/toy", "--out", str(folder / "x.html")]) == 2
@@ -327,15 +331,14 @@ class TestReport:
             (errno.ENOSPC, "here/x.html could not be written: the disk is full; free some space, then resume"),
         ],
     )
-    def test_a_full_disk_is_another_thing(
+    @pytest.mark.usefixtures("toy")
+    def test_errors_of_the_disk_have_their_own_messages(
         self, number: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert cli.main(["train", "toy.toml", "--quiet"]) == 0
-
-        def refused(*_: Any, **__: Any) -> Any:
+        def failing(*_: Any, **__: Any) -> Any:
             raise OSError(number, os.strerror(number), ".x.html.part")
 
-        monkeypatch.setattr(page, "write_atomically", refused)
+        monkeypatch.setattr(page, "write_atomically", failing)
         assert cli.main(["report", "runs/toy", "--out", "here/x.html"]) in (1, 2)
         assert capsys.readouterr().err == f"error: {told}\n"
 
@@ -352,7 +355,21 @@ class TestAblate:
         assert Run("runs/toy-ablation/without-kl-seed-0").begun()
 
     def test_each_run_has_a_few_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["ablate", "toy.toml", "--set", "train.steps=40", "--sweep", "kl.weight=1"]) == 0
+        assert (
+            cli.main(
+                [
+                    "ablate",
+                    "toy.toml",
+                    "--set",
+                    "train.steps=12",
+                    "--set",
+                    "train.eval_every=1",
+                    "--sweep",
+                    "kl.weight=1",
+                ]
+            )
+            == 0
+        )
         shown = capsys.readouterr().out
         for kind in ("step", "evaluation", "checkpoint"):
             assert shown.count(f"\n{kind} ") <= 2 * 6
@@ -366,7 +383,8 @@ class TestAblate:
         assert not (here / "runs").exists()
 
     def test_json_is_the_comparison_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["ablate", "toy.toml", "--sweep", "kl.weight=0.1,1", "--seeds", "2", "--json"]) == 0
+        sweep = ["--sweep", "kl.weight=0.1,1", "--seeds", "2", "--set", "train.steps=2"]
+        assert cli.main(["ablate", "toy.toml", *sweep, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert [one["variant"] for one in told["variants"]] == ["all", "kl.weight=0.1", "kl.weight=1"]
         assert told["kind"] == "ablation"
@@ -374,16 +392,18 @@ class TestAblate:
         assert mean != 0
         assert deviation >= 0
 
-    def test_keep_is_of_one_term_each(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["ablate", "toy.toml", "--keep", "--quiet"]) == 0
+    def test_keep_trains_each_term_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["ablate", "toy.toml", "--keep", "--quiet", "--set", "train.steps=1"]) == 0
         assert capsys.readouterr().out == ""
         assert Run("runs/toy-ablation/only-kl-seed-0").begun()
 
-    def test_a_sweep_keeps_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_sweep_and_keep_cannot_be_combined(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["ablate", "toy.toml", "--keep", "--sweep", "kl.weight=1"]) == 2
         assert "cannot be combined" in capsys.readouterr().err
 
-    def test_ctrl_c_says_how_to_go_on(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ctrl_c_shows_a_command_that_resumes_the_ablation(
+        self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with monkeypatch.context() as broken:
             interrupting(broken, 1)
             assert cli.main(["ablate", "toy.toml", "--seeds", "2", "--keep", "--quiet"]) == 1
@@ -397,7 +417,7 @@ class TestAblate:
         assert told == "penalties ablate toy.toml --set train.steps=5 --sweep kl.weight=1 --run swept --resume"
         assert cli.main([*told.split()[1:], "--quiet"]) == 0
 
-    def test_a_run_that_failed_is_told_by_the_status(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_failed_run_is_in_the_status(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\n[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'
         write_config(here, terms=terms)
         assert cli.main(["ablate", "toy.toml", "--quiet"]) == 1

@@ -243,7 +243,7 @@ class TestFiles:
         made = config(tmp_path, '[[term]]\nfn = "beside_the_config:mine"')
         assert made.pipeline().names == ("mine",)
 
-    def test_a_byte_order_mark_is_no_mistake(self, tmp_path: Path) -> None:
+    def test_a_byte_order_mark_is_ignored(self, tmp_path: Path) -> None:
         path = write(tmp_path)
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
         assert load(path).train.steps == 100
@@ -261,7 +261,7 @@ class TestFiles:
             load(tmp_path)
 
     @pytest.mark.parametrize("text", [b"[train\nsteps = 1", b"\xff\xfe", b"a = 1\na = 2"])
-    def test_a_file_that_is_no_toml(self, tmp_path: Path, text: bytes) -> None:
+    def test_a_file_that_is_not_toml_is_an_error(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "run.toml").write_bytes(text)
         with pytest.raises(ConfigError, match="run.toml: file: is not valid TOML"):
             load(tmp_path / "run.toml")

@@ -102,14 +102,14 @@ def test_a_switch_becomes_a_table(tmp_path: Path) -> None:
     assert sinks.wandb.project == "mine"
 
 
-def test_a_wrong_value_is_told_as_in_a_config(tmp_path: Path) -> None:
+def test_a_wrong_value_has_the_same_message_as_in_a_config(tmp_path: Path) -> None:
     assert "found 0; expected a whole number" in problems(tmp_path, "", ["train.steps=0"])["train.steps"]
     assert "did you mean steps?" in problems(tmp_path, "", ["train.step=1"])["train.step"]
     assert "no such table" in problems(tmp_path, "", ["trian.steps=1"])["trian"]
 
 
 @pytest.mark.parametrize("given", ["train.steps", "steps=4", "train.=4", ".steps=4", "=4", ""])
-def test_what_is_no_key_and_value(tmp_path: Path, given: str) -> None:
+def test_an_override_without_key_or_value_is_a_problem(tmp_path: Path, given: str) -> None:
     assert "as train.steps=200" in problems(tmp_path, "", [given])[f"--set {given}"]
 
 
@@ -119,7 +119,7 @@ def test_a_term_that_is_not_there(tmp_path: Path, given: str) -> None:
     assert "the terms are: none" in problems(tmp_path, "", [given])[f"--set {given}"]
 
 
-def test_what_is_no_table_has_no_keys() -> None:
+def test_a_key_below_a_value_that_is_not_a_table_is_a_problem() -> None:
     raw: dict[str, Any] = {"train": {"steps": 5}, "term": [5]}
     (steps,) = override(raw, ["train.steps.more=1"], ["train"])
     assert steps == ("--set train.steps.more=1", "train.steps is not a table, so nothing can be set in it")

@@ -225,7 +225,7 @@ def test_every_mistake_is_found_at_once(tmp_path: Path) -> None:
     }
 
 
-def test_one_mistake_is_told_once(tmp_path: Path) -> None:
+def test_one_mistake_is_one_problem(tmp_path: Path) -> None:
     """A reference that is wrong is there for the terms that read it, and a file that is not named is not missed."""
     text = f'{KL}inputs = ["logprobs", "initial"]'.replace('"initial" }', '"inital" }')
     assert list(problems(tmp_path, text)) == ["references.initial.kind"]
@@ -234,7 +234,7 @@ def test_one_mistake_is_told_once(tmp_path: Path) -> None:
 
 class TestSecrets:
     @pytest.mark.parametrize("key", ["api_key", "token", "API_KEY", "password"])
-    def test_a_key_in_a_config_is_refused_and_not_repeated(self, tmp_path: Path, key: str) -> None:
+    def test_an_api_key_in_a_config_is_a_problem_that_does_not_repeat_it(self, tmp_path: Path, key: str) -> None:
         found = problems(tmp_path, f'[backend]\nkind = "tinker"\n{key} = "tml-secret"')
         assert "TINKER_API_KEY" in found[f"backend.{key}"]
         assert "tml-secret" not in str(found)
@@ -401,7 +401,7 @@ TABLES["other"] = VALUES
 
 
 @given(st.fixed_dictionaries({}, optional=TABLES))
-def test_whatever_a_config_holds_it_is_read_or_told(raw: dict[str, Any]) -> None:
+def test_any_config_is_read_or_has_problems(raw: dict[str, Any]) -> None:
     """No mistake, or heap of mistakes, is an error of ours."""
     made, wrong = read(Config, raw)
     told = [*wrong, *checked(made, raw)]

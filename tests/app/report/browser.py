@@ -14,9 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHROMIUM", "Browser", "Tab", "browser"]
+import pytest
+
+__all__ = ["DESKTOP", "PHONE", "Browser", "Tab", "assert_quiet", "browser", "in_browser", "plot", "tip"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DESKTOP, PHONE = 1160, 390
+
+in_browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
+]
+"""The marks of tests that need it."""
 
 _FLAGS = (
     "--headless",
@@ -165,3 +174,28 @@ def browser() -> Iterator[Browser]:
                 process.wait()
             os.close(to_write)
             os.close(from_read)
+
+
+def assert_quiet(tab: Tab, page: Path) -> None:
+    """No error, no warning, and no request but for the page itself."""
+    assert tab.events("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
+    requests = [one["params"]["request"]["url"] for one in tab.events("Network.requestWillBeSent")]
+    assert [url for url in requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+
+
+def plot(tab: Tab, number: int = 0) -> list[float]:
+    """Bring a chart to the middle of the screen: its left, top, width and height."""
+    return tab.run(
+        f"(() => {{ const plot = document.querySelectorAll('.plot')[{number}];"
+        "plot.scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const box = plot.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })()"
+    )
+
+
+def tip(tab: Tab, number: int = 0) -> dict[str, str] | None:
+    """What the cursor of a chart says: the step, and numbers by name; None where it says nothing."""
+    return tab.run(
+        f"(() => {{ const tip = document.querySelectorAll('.tip')[{number}]; if (tip.hidden) return null;"
+        "const rows = [...tip.querySelectorAll('tr')].map((row) => [...row.children].map((cell) => cell.textContent));"
+        "return {...Object.fromEntries(rows), step: tip.querySelector('caption').textContent}; })()"
+    )

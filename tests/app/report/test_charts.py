@@ -219,7 +219,7 @@ def test_a_stack_adds_up():
     assert order == ["area t1", "area t0", "area t2"], "what lies in front is drawn last"
 
 
-def test_a_sum_off_the_scale_is_told_and_not_the_band_above_it():
+def test_a_sum_off_the_scale_has_a_mark_and_the_band_above_it_has_none():
     up = np.full(200, 2.0) - np.arange(200) / 1000
     up[50] = 60.0
     down = np.full(200, -0.5)
@@ -293,7 +293,7 @@ def test_a_term_that_changes_its_sign_is_on_both_sides():
     assert [value for _, value in below] == pytest.approx([0, -1], abs=picture.unit)
 
 
-def test_a_term_that_adds_nothing_is_not_drawn_and_still_told():
+def test_a_term_that_adds_nothing_is_not_drawn_but_is_in_the_data():
     parts = [line(series(1.0, 1.0), "t0"), line(series(0.0, 0.0), "t1")]
     picture = Picture(stack("Loss", parts, frame=Frame(100, 0, 1)))
     assert picture.shapes("area t1") == []
@@ -342,14 +342,14 @@ def test_a_series_that_never_changes_is_one_number_in_the_data():
 
 @settings(max_examples=200)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
-def test_numbers_are_told_to_six_digits(values):
+def test_numbers_have_six_digits(values):
     values.append(1e300)
     assert _digits(np.array(values)) == [float(f"{value:.6g}") for value in values]
 
 
 @settings(max_examples=200)
 @given(st.lists(st.floats(1e-12, 1e12), min_size=1))
-def test_ordinary_numbers_are_told_to_six_digits(values):
+def test_ordinary_numbers_have_six_digits(values):
     told = _digits(np.array(values))
     assert told == pytest.approx([float(f"{value:.6g}") for value in values], rel=2e-6)
     assert all(len(repr(number).replace(".", "").replace("-", "").strip("0").partition("e")[0]) <= 7 for number in told)

@@ -41,7 +41,7 @@ def told(*folders):
     return str(compare(entered(*folders))).splitlines()
 
 
-def test_the_lowest_run_is_told_first_and_the_highest_last(tmp_path):
+def test_the_lowest_run_comes_first_and_the_highest_last(tmp_path):
     folders = [run(tmp_path, name, loss, settings=None) for name, loss in (("a", 2.0), ("b", 1.0), ("c", 3.0))]
     assert told(*folders) == [
         "b ended lowest, with a base loss of 1.",
@@ -167,7 +167,7 @@ def test_what_a_term_did_is_seen_by_the_run_without_it(tmp_path):
     ]
 
 
-def test_what_a_term_did_is_told_by_differences_seed_by_seed(tmp_path):
+def test_the_effect_of_a_term_is_the_difference_seed_by_seed(tmp_path):
     def all_and_without(losses):
         whole = [run(tmp_path, f"all{seed}", a, seed=seed) for seed, (a, _) in enumerate(losses)]
         return told(
@@ -212,7 +212,7 @@ def test_a_run_that_differs_in_more_than_a_term_shows_nothing_about_it(tmp_path)
     assert not any(line.startswith("Without") for line in told(whole, other))
 
 
-def test_a_sweep_is_told_by_its_values(tmp_path):
+def test_a_sweep_lists_the_loss_of_each_value(tmp_path):
     folders = [
         run(tmp_path, f"w{weight}", loss, weight=weight) for weight, loss in ((0.01, 2.0), (0.5, 1.5), (9.0, 4.0))
     ]
@@ -255,7 +255,7 @@ def test_runs_without_base_loss_compare_by_the_total(tmp_path):
     assert ranking(entered(*folders)).what == "held-out loss"
 
 
-def test_letters_go_on_after_z(tmp_path):
+def test_letters_continue_after_z(tmp_path):
     folder = run(tmp_path, "a", 1.0, settings=None)
     log = read(folder)
     summary = summarise(log, CONFLICT)
@@ -302,13 +302,13 @@ def test_letters_stand_where_each_line_ends(tmp_path):
     assert [one["letter"] for one in Picture(figure).data["series"]] == ["A", "B"]
 
 
-def test_what_differs_is_told_by_key(tmp_path):
+def test_differences_are_listed_by_key(tmp_path):
     a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 1.0, terms=("kl",), seed=7)
     assert differences([read(a).config, read(b).config]) == {"train.seed": ["0", "7"], "term.l1": ["yes", "–"]}
     assert differences([read(a).config, None])["train.seed"] == ["0", "–"]
 
 
-def test_differences_of_a_term_are_told_among_the_runs_that_have_it():
+def test_options_of_a_term_are_compared_among_the_runs_that_have_it():
     def of(*terms):
         return {"term": [{"fn": "l1", **term} for term in terms]}
 

@@ -20,7 +20,7 @@ def test_few_columns_all_stay(count):
 
 
 @pytest.mark.parametrize("count", [101, 5_000, 100_000])
-def test_no_more_points_than_asked_for_and_most_of_them_used(count):
+def test_at_most_the_requested_points_and_most_of_them_used(count):
     rows = np.random.default_rng(0).normal(size=(4, count))
     kept = keep(rows, none(rows), 500)
     assert len(kept) <= 500

@@ -91,14 +91,14 @@ def test_every_picture_is_well_formed(any_page):
         ElementTree.fromstring(picture)
 
 
-def test_nothing_is_asked_of_a_network(any_page):
+def test_a_page_requests_nothing_from_a_network(any_page):
     found = Page(any_page)
     links = [value for _, attributes in found.found for name, value in attributes.items() if name in ("href", "src")]
     assert {link for link in links if not link.startswith("#run-")} <= {"data:,"}
     assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|//\w", any_page)
 
 
-def test_the_browser_is_told_to_load_nothing_and_to_run_our_script_alone(any_page):
+def test_the_security_policy_allows_our_script_alone(any_page):
     found = Page(any_page)
     (policy,) = [one["content"] for one in found.all("meta") if one.get("http-equiv")]
     script = any_page.rpartition("<script>")[2].partition("</script>")[0]
@@ -312,7 +312,7 @@ def test_cosines_of_pairs_that_were_not_measured_are_left_open(tmp_path):
     assert text.count("<polyline") == 1, "one measurement has no history"
 
 
-def test_gradients_at_other_places_stand_apart(tmp_path):
+def test_gradients_at_other_inputs_have_their_own_chart(tmp_path):
     parts = {
         "size": Part(lambda step: 1.0, place="params"),
         "kl": Part(lambda step: 1.0, place="flat_logprobs"),
@@ -418,7 +418,7 @@ def test_the_command_compares_several_runs(tmp_path, capsys, monkeypatch):
     assert "2 runs compared" in (tmp_path / "report.html").read_text()
 
 
-def test_the_command_for_machines_and_for_nobody(tmp_path, capsys):
+def test_the_command_with_json_and_with_quiet(tmp_path, capsys):
     folder, out = small(tmp_path / "run", steps=6), tmp_path / "out.html"
     assert main(["report", str(folder), "--out", str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -39,7 +39,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
-def test_any_two_terms_can_be_told_apart(colors, eyes):
+def test_any_two_terms_differ_visibly(colors, eyes):
     seen = [oklab(np.array(EYES[eyes]) @ linear(color)) for color in colors]
     distances = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]
     # Oklab: 0.02 is just seen side by side.

@@ -191,7 +191,7 @@ def test_a_last_line_that_is_whole_counts_though_it_has_no_end(tmp_path):
         "[" * 100_000,
     ],
 )
-def test_lines_that_are_no_records_are_counted_and_left_out(tmp_path, bad):
+def test_lines_that_are_not_records_are_listed_and_left_out(tmp_path, bad):
     folder = small(tmp_path / "run", steps=6)
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines()
@@ -202,7 +202,7 @@ def test_lines_that_are_no_records_are_counted_and_left_out(tmp_path, bad):
     assert not run.torn
 
 
-def test_something_like_a_number_that_is_none_is_not_taken_for_one(tmp_path):
+def test_a_malformed_number_makes_its_line_unreadable(tmp_path):
     folder = small(tmp_path / "run", steps=6)
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines()
@@ -229,7 +229,7 @@ def test_lines_that_differ_in_nothing_but_their_errors(tmp_path):
     assert [failure.step for failure in run.terms["a"].failures] == [4]
 
 
-def test_an_error_that_is_no_text_is_none(tmp_path):
+def test_an_error_that_is_not_text_does_not_count(tmp_path):
     folder = write_run(tmp_path, steps=3, parts={"a": Part(lambda step: 1.0)})
     assert read(rewritten(folder, lambda one: one["errors"].update(a=None))).terms["a"].failures == []
 
@@ -257,7 +257,7 @@ def test_terms_named_like_what_stands_beside_them(tmp_path, name):
     assert run.terms[name].value.values.tolist() == [step / 3 for step in range(5)]
 
 
-def test_values_of_other_types_are_no_numbers(tmp_path):
+def test_values_of_other_types_are_left_out(tmp_path):
     folder = write_run(tmp_path, steps=2)
     path = folder / "metrics.jsonl"
     found = records(folder)
@@ -267,12 +267,12 @@ def test_values_of_other_types_are_no_numbers(tmp_path):
     assert [len(run.seconds), len(run.tokens), len(run.learning_rate)] == [1, 1, 1]
 
 
-def test_kinds_of_a_later_version_are_passed_over(tmp_path):
+def test_kinds_of_a_later_version_are_skipped(tmp_path):
     folder = write_run(tmp_path, steps=2, tail='{"kind": "profile", "what": 1}\n')
     assert read(folder).unreadable == []
 
 
-def test_steps_that_were_taken_again_replace_the_first(tmp_path):
+def test_repeated_steps_replace_the_first_ones(tmp_path):
     taken = iter([5.0, 4.0, 3.0, 2.0, 30.0, 20.0])
     base = Part(lambda step: next(taken), lambda step: 1.0)
     run = read(write_run(tmp_path, steps=[0, 1, 2, 3, 2, 3], base=base))
@@ -280,7 +280,7 @@ def test_steps_that_were_taken_again_replace_the_first(tmp_path):
     assert run.total.values.tolist() == [5.0, 4.0, 30.0, 20.0]
 
 
-def test_steps_beyond_the_one_that_was_resumed_are_forgotten_until_they_are_taken_again(tmp_path):
+def test_steps_after_a_repeated_step_do_not_count_until_they_are_repeated(tmp_path):
     fails = {3: "failed the first time"}
     run = read(write_run(tmp_path, steps=[0, 1, 2, 3, 4, 2], parts={"l1": Part(lambda step: 1.0, fails=fails)}))
     assert run.steps.tolist() == [0, 1, 2]
@@ -296,7 +296,7 @@ def test_evaluations_have_the_base_loss_and_contributions(tmp_path):
     assert run.evaluations.contributions["kl_estimate"].values.tolist() == kl
 
 
-def test_evaluations_of_steps_that_are_taken_again_are_replaced(tmp_path):
+def test_evaluations_of_repeated_steps_are_replaced(tmp_path):
     losses = {1: 3.0, 3: 2.0}
     run = read(write_run(tmp_path, steps=[0, 1, 2, 3, 2], evaluate=losses))
     assert run.evaluations.loss.steps.tolist() == [1]
@@ -411,7 +411,7 @@ STEP = st.fixed_dictionaries(
         ).map(json.dumps)
     )
 )
-def test_no_log_is_too_broken_to_be_read(tmp_path_factory, lines):
+def test_any_log_can_be_read(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("broken")
     (folder / "metrics.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
     read(folder)

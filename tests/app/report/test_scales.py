@@ -73,7 +73,7 @@ def test_ticks_are_round_and_few():
     assert Scale(1e-20, 1e20, log=True).ticks() == pytest.approx([1e-20, 1e-13, 1e-6, 1e1, 1e8, 1e15])
 
 
-def test_places_run_from_the_low_end_to_the_high_end():
+def test_positions_run_from_the_low_end_to_the_high_end():
     assert Scale(1, 3).positions(np.array([1.0, 2.0, 3.0, 5.0])).tolist() == [0, 0.5, 1, 2]
     assert Scale(1, 100, log=True).positions(np.array([1.0, 10.0, 100.0])).tolist() == [0, 0.5, 1]
     assert Scale(3, 3).position(3) == 0.5
@@ -105,7 +105,7 @@ def test_a_log_scale_ends_at_ticks():
     assert fitted(np.array([1.0, 100.0]), log=True).high == pytest.approx(100)
 
 
-def test_zeros_have_a_strip_of_their_own_on_a_log_scale():
+def test_zeros_have_their_own_strip_on_a_log_scale():
     scale = fitted(np.array([0.0, 1.0, 100.0]), log=True)
     zero, one, hundred = scale.positions(np.array([0.0, 1.0, 100.0]))
     assert zero < scale.zeros / 2

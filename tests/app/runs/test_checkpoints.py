@@ -149,7 +149,7 @@ def test_where_none_can_be_used_a_run_does_not_begin_again(run: Run) -> None:
         latest(run)
 
 
-def test_a_disk_that_cannot_be_read_is_no_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_disk_is_not_taken_for_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, 2)
 
     def broken(path: Path) -> bytes:
@@ -177,7 +177,7 @@ def test_an_interruption_right_after_it_counts_leaves_it_and_the_log(run: Run, m
     assert found.log_size == run.log.size == run.metrics.stat().st_size
 
 
-def test_one_of_another_version_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_version_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, 2)
     monkeypatch.setattr(checkpoints, "_VERSION", 2)
     with pytest.raises(RunError, match="000002 has version 1"):

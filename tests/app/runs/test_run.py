@@ -123,13 +123,13 @@ class TestLog:
         (tmp_path / "log").write_text('{"step": 1}\n{"step": 2')
         assert list(records(tmp_path / "log")) == [{"step": 1}]
 
-    def test_a_line_that_is_no_json_is_named(self, tmp_path: Path) -> None:
+    def test_a_line_that_is_not_json_is_an_error_with_its_number(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text('{"step": 1}\nhello\n')
         with pytest.raises(RunError, match="line 2 is not JSON"):
             list(records(tmp_path / "log"))
 
     @pytest.mark.parametrize("rest", ["", '{"st', "x" * 200_000])
-    def test_goes_on_after_its_last_whole_line(self, tmp_path: Path, rest: str) -> None:
+    def test_continues_after_its_last_complete_line(self, tmp_path: Path, rest: str) -> None:
         (tmp_path / "log").write_text(f'{{"step": 1}}\n{rest}')
         opened = Log(tmp_path / "log")
         assert opened.size == 12
@@ -258,7 +258,7 @@ class TestRun:
             ([".config.json.bak"], ".config.json.bak;"),
         ],
     )
-    def test_a_folder_with_something_else_in_it_is_refused_and_left_as_it_is(
+    def test_a_folder_with_other_files_is_an_error_and_stays_as_it_is(
         self, tmp_path: Path, files: list[str], named: str
     ) -> None:
         for name in files:
@@ -324,7 +324,7 @@ class TestRun:
         (tmp_path / "config.json").write_text('{"model": {}, "data": {}, "train": {}}')
         assert Run(tmp_path).exists()
 
-    def test_a_last_line_that_is_no_record_is_none(self, tmp_path: Path) -> None:
+    def test_a_last_line_that_is_not_a_record_is_ignored(self, tmp_path: Path) -> None:
         with Run.create(tmp_path / "run", CONFIG) as run:
             run.begin_log().write({"kind": "step", "step": 0})
         with run.metrics.open("ab") as file:
@@ -344,12 +344,12 @@ class TestRun:
         with pytest.raises(RunError, match="config.json cannot be read"):
             Run(tmp_path).config()
 
-    def test_a_read_only_place_is_a_clear_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_read_only_folder_is_a_clear_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Path, "mkdir", failing(errno.EROFS))
         with pytest.raises(RunError, match="run could not be written: read-only file system; make the folder writable"):
             Run.create(tmp_path / "run", CONFIG)
 
-    def test_a_file_in_the_place_of_the_folder_is_a_clear_error(self, tmp_path: Path) -> None:
+    def test_a_file_instead_of_the_folder_is_a_clear_error(self, tmp_path: Path) -> None:
         (tmp_path / "run").write_text("hello")
         with pytest.raises(RunError, match="run could not be written"):
             Run.create(tmp_path / "run", CONFIG)

@@ -72,7 +72,7 @@ def curve(run: Any) -> list[dict[str, float]]:
 
 
 class TestBothBackends:
-    def test_give_the_same_curve(self, tmp_path: Path, server: ProtocolServer) -> None:
+    def test_have_the_same_curve(self, tmp_path: Path, server: ProtocolServer) -> None:
         config = toy_config(tmp_path, TERMS, learning_rate=0.01)
         here = train(config, tmp_path / "here")
         there = train(remote(config, server.url), tmp_path / "there")
@@ -83,7 +83,7 @@ class TestBothBackends:
         for path in files:
             assert KEY.encode() not in path.read_bytes(), path
 
-    def test_go_on_alike_after_a_run_was_broken_off(self, tmp_path: Path, server: ProtocolServer) -> None:
+    def test_resume_with_the_same_curve(self, tmp_path: Path, server: ProtocolServer) -> None:
         config = remote(toy_config(tmp_path, TERMS, learning_rate=0.01), server.url)
         whole = train(config, tmp_path / "whole")
         with pytest.raises(Interrupted):
@@ -92,7 +92,7 @@ class TestBothBackends:
         for one, other in zip(curve(run), curve(whole), strict=True):
             assert one == pytest.approx(other, rel=1e-6, abs=1e-7)
 
-    def test_the_first_model_is_asked_before_the_first_step(self, tmp_path: Path, server: ProtocolServer) -> None:
+    def test_the_initial_model_is_evaluated_before_the_first_step(self, tmp_path: Path, server: ProtocolServer) -> None:
         train(remote(toy_config(tmp_path, TERMS, eval_every=100), server.url), tmp_path / "run")
         done = [execution.operation for execution in server.executed]
         # Three batches have all the lines there are, and two those that are held out.
@@ -124,7 +124,7 @@ class TestLocal:
         with pytest.raises(RuntimeError, match="closed"):
             teacher.forward([datum], "cross_entropy")
 
-    def test_a_checkpoint_of_another_model_is_refused(self, tmp_path: Path) -> None:
+    def test_a_checkpoint_of_another_model_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="does not exist"):
             connect(toy_config(tmp_path), str(tmp_path / "nowhere"))
 
@@ -142,7 +142,7 @@ class TestTinker:
             connect(remote(toy_config(tmp_path), "http://127.0.0.1:1"))
 
     @pytest.mark.parametrize("given", ["config", "environment"])
-    def test_where_nobody_is_there_it_says_so_at_once(
+    def test_an_address_without_a_server_is_an_error_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
     ) -> None:
         monkeypatch.setenv("TINKER_API_KEY", KEY)
@@ -151,7 +151,7 @@ class TestTinker:
             connect(remote(toy_config(tmp_path), "http://127.0.0.1:1" if given == "config" else None))
         assert raised.value.status == 2
 
-    def test_the_end_of_a_line_is_no_part_of_a_key(
+    def test_a_newline_after_a_key_is_ignored(
         self, tmp_path: Path, server: ProtocolServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TINKER_API_KEY", f"{KEY}\n")

@@ -24,7 +24,7 @@ def conflicting(cosine: float | None) -> LossOutput:
     return LossOutput(out.total, out.terms, cosines=cosines)
 
 
-def test_one_that_lasts_is_told_once_after_a_while() -> None:
+def test_a_lasting_finding_is_reported_once_after_a_while() -> None:
     assert told(Findings(), [dominated()] * 10) == [(2, "dominates")]
 
 
@@ -32,7 +32,7 @@ def test_one_that_comes_and_goes_is_none() -> None:
     assert told(Findings(), [dominated(), dominated(), dominated(2.0)] * 5) == []
 
 
-def test_one_that_was_gone_for_long_is_told_again() -> None:
+def test_a_finding_is_reported_again_after_a_long_absence() -> None:
     findings = Findings()
     assert told(findings, [dominated()] * 4) == [(2, "dominates")]
     assert told(findings, [dominated(2.0)], 100) == []
@@ -46,7 +46,7 @@ def test_a_conflict_is_looked_for_where_there_are_cosines() -> None:
     assert told(Findings(), outputs) == [(4, "conflicts")]
 
 
-def test_between_measurements_only_failures_are_told() -> None:
+def test_between_measurements_only_failures_are_reported() -> None:
     findings = Findings()
     for step in range(9):
         told = findings.look(dominated(), step, measured=step % 3 == 0)
@@ -55,16 +55,16 @@ def test_between_measurements_only_failures_are_told() -> None:
     assert [finding.kind for finding in findings.look(failed, 10, measured=False)] == ["failed"]
 
 
-def test_a_failure_is_told_at_once() -> None:
+def test_a_failure_is_reported_at_once() -> None:
     failed = LossOutput.of([TermOutput("l1", None, error=RuntimeError("no")), TermOutput("l2", 1.0)])
     assert told(Findings(), [failed] * 3) == [(0, "failed")]
 
 
-def test_a_weight_of_zero_is_nobodys_business() -> None:
+def test_a_weight_of_zero_is_not_reported() -> None:
     assert told(Findings(), [LossOutput.of([TermOutput("l1", 1.0, 0.0), TermOutput("l2", 1.0)])] * 5) == []
 
 
-def test_what_was_told_is_remembered() -> None:
+def test_reported_findings_are_restored_from_notes() -> None:
     findings = Findings()
     assert told(findings, [dominated()] * 4) == [(2, "dominates")]
     assert told(Findings(findings.notes()), [dominated()] * 4, 4) == []

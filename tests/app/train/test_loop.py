@@ -1,14 +1,12 @@
-"""Training a run: what it logs, how it ends, and that it goes on as if nothing had happened."""
+"""Training a run: what it logs, and how it ends."""
 
 import json
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from penalties.app.config import load
 from penalties.app.runs import Run
@@ -16,38 +14,28 @@ from penalties.app.runs.disk import RunError
 from penalties.app.train import Interrupted, TermFailed, train
 from penalties.app.train import start as start_module
 from penalties.app.train.progress import Progress
-from penalties.errors import InputError
 
-from ..stand_ins import TERMS, Backend, Client, comparable, killing, toy_config, weights_of, write_config
+from ..stand_ins import (
+    Backend,
+    comparable,
+    events,
+    killing,
+    killing_at_load,
+    records,
+    toy_config,
+    weights_of,
+    write_config,
+)
 
-
-@pytest.fixture(autouse=True)
-def backends(monkeypatch: pytest.MonkeyPatch) -> list[Backend]:
-    made: list[Backend] = []
-
-    def connect(*arguments: Any) -> Backend:
-        made.append(Backend(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(start_module, "connect", connect)
-    return made
-
-
-def records(run: Run, kind: str) -> list[dict[str, Any]]:
-    return [record for record in run.records() if record["kind"] == kind]
+pytestmark = pytest.mark.usefixtures("backends")
 
 
-def events(run: Run) -> list[str]:
-    return [record["event"] for record in records(run, "event")]
-
-
-class TestARun:
-    def test_logs_every_step_evaluation_and_event(self, tmp_path: Path) -> None:
-        run = train(toy_config(tmp_path), tmp_path / "run")
-        steps = records(run, "step")
+class TestRun:
+    def test_logs_every_step_evaluation_and_event(self, finished: Run) -> None:
+        steps = records(finished, "step")
         assert [record["step"] for record in steps] == list(range(6))
-        assert [record["step"] for record in records(run, "eval")] == [0, 3, 6]
-        assert events(run) == ["checkpoint", "checkpoint", "checkpoint", "finished"]
+        assert [record["step"] for record in records(finished, "eval")] == [0, 3, 6]
+        assert events(finished) == ["checkpoint", "checkpoint", "checkpoint", "finished"]
         first = steps[0]
         assert set(first) == {
             *("kind", "step", "time", "seconds", "tokens", "learning_rate", "loss", "durations", "errors", "metrics")
@@ -59,13 +47,12 @@ class TestARun:
         assert first["errors"] == {}
         assert set(first["durations"]) == {"base_loss", "kl", "entropy", "counting"}
 
-    def test_the_loss_falls_and_weights_follow_their_schedules(self, tmp_path: Path) -> None:
-        run = train(toy_config(tmp_path), tmp_path / "run")
-        steps = records(run, "step")
+    def test_the_loss_falls_and_weights_follow_their_schedules(self, finished: Run) -> None:
+        steps = records(finished, "step")
         assert steps[-1]["loss"]["base_loss"]["value"] < steps[0]["loss"]["base_loss"]["value"]
         weights = [record["loss"]["regularizers"]["kl"]["weight"] for record in steps]
         assert weights == pytest.approx([0.0, 0.125, 0.25, 0.375, 0.5, 0.5])
-        evaluated = records(run, "eval")
+        evaluated = records(finished, "eval")
         assert evaluated[-1]["loss"]["base_loss"]["value"] < evaluated[0]["loss"]["base_loss"]["value"]
 
     def test_gradients_are_measured_at_their_steps(self, tmp_path: Path) -> None:
@@ -77,7 +64,7 @@ class TestARun:
         assert all(norm > 0 for norm in norms[::2])
         assert not any("cosines" in record["loss"] for record in records(run, "eval"))
 
-    def test_nothing_is_tracked_that_was_not_asked_for(self, tmp_path: Path) -> None:
+    def test_gradients_are_not_measured_unless_requested(self, tmp_path: Path) -> None:
         run = train(toy_config(tmp_path, gradients_every=0), tmp_path / "run")
         assert all(record["loss"]["total_grad_norm"] is None for record in records(run, "step"))
 
@@ -111,14 +98,14 @@ class TestARun:
         assert warning["step"] == 4
         assert "failing was skipped" in warning["message"]
 
-    def test_dominance_is_told_once(self, tmp_path: Path) -> None:
+    def test_dominance_is_reported_once(self, tmp_path: Path) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:huge"\n'
         run = train(toy_config(tmp_path, terms, gradients_every=1), tmp_path / "run")
         (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
         assert "huge dominates base_loss" in warning["message"]
         assert warning["step"] == 2
 
-    def test_bad_lines_that_were_left_out_are_told(self, tmp_path: Path) -> None:
+    def test_bad_lines_that_were_left_out_are_reported(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path, data='on_bad_line = "skip"')
         with (tmp_path / "data.jsonl").open("a") as file:
             file.write("no json\n")
@@ -147,18 +134,16 @@ class TestARun:
         assert margins[-1] > margins[0]
         assert records(run, "eval")[-1]["loss"]["base_loss"]["custom"]["accuracy"] == 1.0
 
-    def test_every_default_is_in_the_saved_config(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        run = train(config, tmp_path / "run")
-        assert run.config() == config.to_dict()
+    def test_every_default_is_in_the_saved_config(self, finished: Run) -> None:
+        assert finished.config() == load(finished.folder.parent / "toy.toml").to_dict()
 
-    def test_the_backend_hears_how_it_ended(self, tmp_path: Path, backends: list[Backend]) -> None:
-        train(toy_config(tmp_path), tmp_path / "run")
+    def test_the_backend_is_closed_with_the_status(self, tmp_path: Path, backends: list[Backend]) -> None:
+        train(toy_config(tmp_path, steps=1), tmp_path / "run")
         assert backends[0].status == "success"
 
 
 class TestReferences:
-    def test_the_model_before_training_is_asked_once_for_each_example(
+    def test_the_model_before_training_is_evaluated_once_per_example(
         self, tmp_path: Path, backends: list[Backend]
     ) -> None:
         train(toy_config(tmp_path, eval_every=100), tmp_path / "run")
@@ -167,7 +152,7 @@ class TestReferences:
         assert asked == ["forward"] * 5
         assert (tmp_path / "run" / "references" / "initial.npz").is_file()
 
-    def test_they_are_reused_when_the_run_goes_on(self, tmp_path: Path, backends: list[Backend]) -> None:
+    def test_they_are_reused_when_the_run_is_resumed(self, tmp_path: Path, backends: list[Backend]) -> None:
         config = toy_config(tmp_path, eval_every=100)
         with pytest.raises(Interrupted):
             train(config, tmp_path / "run", progress=killing(3))
@@ -177,7 +162,7 @@ class TestReferences:
         assert backends[1].client.calls[1] == "forward_backward"
         assert (tmp_path / "run" / "references" / "initial.npz").read_bytes() == before
 
-    def test_a_teacher_that_remembers_goes_on_remembering(self, tmp_path: Path) -> None:
+    def test_a_teacher_with_a_cache_keeps_it_when_the_run_is_resumed(self, tmp_path: Path) -> None:
         more = 'teacher = { kind = "client", model = "tiny", seed = 3 }\nnoisy = { kind = "perturbed" }'
         terms = (
             '[[term]]\nfn = "kl_estimate"\nname = "near"\nweight = 0.1\ninputs = ["logprobs", "teacher"]\n'
@@ -190,239 +175,6 @@ class TestReferences:
         assert (tmp_path / "run" / "references" / "teacher.npz").is_file()
         run = train(config, tmp_path / "run", resume=True)
         assert comparable(list(run.records())) == comparable(list(whole.records()))
-
-
-class TestGoingOn:
-    @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])
-    def test_gives_the_same_log_and_weights_as_an_unbroken_run(self, tmp_path: Path, after: int) -> None:
-        config = toy_config(tmp_path, steps=7)
-        whole = train(config, tmp_path / "whole")
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(after))
-        run = train(config, tmp_path / "run", resume=True)
-        assert comparable(list(run.records())) == comparable(list(whole.records()))
-        assert weights_of(run.folder, 7) == weights_of(whole.folder, 7)
-        assert "resumed" in events(run)
-
-    def test_terms_remember_what_they_knew_in_the_library_they_knew_it_in(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        run = train(config, tmp_path / "run", resume=True)
-        seen = [record["loss"]["regularizers"].get("counting", {}).get("custom") for record in records(run, "step")]
-        assert seen == [{"seen": 0.0}, None, {"seen": 1.0}, None, {"seen": 2.0}, None]
-
-    def test_a_run_that_is_not_there_begins(self, tmp_path: Path) -> None:
-        run = train(toy_config(tmp_path), tmp_path / "run", resume=True)
-        assert events(run)[-1] == "finished"
-        assert "resumed" not in events(run)
-
-    def test_a_finished_run_is_left_as_it_is(self, tmp_path: Path, backends: list[Backend]) -> None:
-        config = toy_config(tmp_path)
-        run = train(config, tmp_path / "run")
-        before = run.metrics.read_bytes()
-        said: list[str] = []
-        progress = Progress()
-        progress.say = said.append  # type: ignore[method-assign]
-        again = train(config, tmp_path / "run", resume=True, progress=progress)
-        assert again.metrics.read_bytes() == before
-        assert len(backends) == 1
-        assert said == ["the run is already finished"]
-
-    def test_only_the_word_that_it_is_finished_may_be_missing(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        run = train(config, tmp_path / "run")
-        lines = run.metrics.read_bytes().splitlines(keepends=True)
-        run.metrics.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
-        again = train(config, tmp_path / "run", resume=True)
-        assert events(again)[-2:] == ["resumed", "finished"]
-
-    def test_more_steps_go_on_from_the_end(self, tmp_path: Path) -> None:
-        short, long = toy_config(tmp_path), toy_config(tmp_path, steps=9, gradients_every=10)
-        # Everything that will be needed is asked for at the beginning.
-        whole = train(long, tmp_path / "whole")
-        train(short, tmp_path / "run")
-        run = train(long, tmp_path / "run", resume=True)
-        assert comparable(records(run, "step")) == comparable(records(whole, "step"))
-        assert run.config()["train"]["steps"] == 9
-
-    def test_more_steps_under_a_schedule_over_the_run_are_another_run(self, tmp_path: Path) -> None:
-        terms = TERMS.replace('{ kind = "warmup", steps = 4 }', '{ kind = "linear" }')
-        train(toy_config(tmp_path, terms), tmp_path / "run")
-        with pytest.raises(RunError, match="train.steps was 6 and is 9"):
-            train(toy_config(tmp_path, terms, steps=9), tmp_path / "run", resume=True)
-
-    def test_another_config_is_refused_with_what_differs(self, tmp_path: Path) -> None:
-        train(toy_config(tmp_path), tmp_path / "run")
-        with pytest.raises(RunError, match="train.learning_rate was 0.05 and is 0.1") as raised:
-            train(toy_config(tmp_path, learning_rate=0.1), tmp_path / "run", resume=True)
-        assert raised.value.status == 2
-
-    def test_a_run_that_never_began_may_begin_with_another_config(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=SimpleNamespace(**vars(killing(1)) | {"say": _interrupt}))
-        other = toy_config(tmp_path, learning_rate=0.1)
-        run = train(other, tmp_path / "run", resume=True)
-        assert run.config()["train"]["learning_rate"] == 0.1
-        assert "resumed" not in events(run)
-
-    def test_other_data_are_refused(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        with (tmp_path / "data.jsonl").open("a") as file:
-            file.write('{"prompt": "a", "completion": "b"}\n')
-        with pytest.raises(RunError, match="the data changed"):
-            train(config, tmp_path / "run", resume=True)
-
-    def test_what_cannot_go_on_now_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        run = Run(tmp_path / "run")
-        before = records(run, "step")
-        assert len(before) == 5
-
-        def unreachable(*_: Any) -> Any:
-            raise RunError("could not get a model")
-
-        with monkeypatch.context() as broken:
-            broken.setattr(start_module, "connect", unreachable)
-            with pytest.raises(RunError, match="could not get a model"):
-                train(config, tmp_path / "run", resume=True)
-        assert records(run, "step") == before
-        assert records(run, "event")[-1]["step"] == 4
-        whole = train(config, tmp_path / "whole")
-        again = train(config, tmp_path / "run", resume=True)
-        assert comparable(records(again, "step")) == comparable(records(whole, "step"))
-
-    def test_one_stopped_while_it_loads_stands_where_it_stood(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        progress = SimpleNamespace(**vars(killing(9)) | {"say": _interrupt})
-        with pytest.raises(Interrupted, match="immediately after 4 steps; the last checkpoint is after 4 steps"):
-            train(config, tmp_path / "run", resume=True, progress=progress)
-
-    def test_data_may_be_elsewhere(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path / "here")
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        (tmp_path / "here").rename(tmp_path / "there")
-        run = train(toy_config(tmp_path / "there"), tmp_path / "run", resume=True)
-        assert events(run)[-1] == "finished"
-        assert "there" in run.config()["data"]["path"]
-
-    def test_options_that_are_newer_than_the_run_have_their_defaults(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        path = tmp_path / "run" / "config.json"
-        older = json.loads(path.read_text())
-        del older["train"]["weight_decay"]
-        path.write_text(json.dumps(older))
-        assert events(train(config, tmp_path / "run", resume=True))[-1] == "finished"
-
-    def test_options_that_are_gone_are_told(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        path = tmp_path / "run" / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"gone": {"x": 1}}))
-        with pytest.raises(RunError, match="another version of penalties: gone: no such table") as raised:
-            train(config, tmp_path / "run", resume=True)
-        assert raised.value.status == 2
-
-    @pytest.mark.parametrize("finished", [False, True])
-    def test_fewer_steps_than_are_done_are_refused(self, tmp_path: Path, finished: bool) -> None:
-        if finished:
-            train(toy_config(tmp_path), tmp_path / "run")
-        else:
-            with pytest.raises(Interrupted):
-                train(toy_config(tmp_path), tmp_path / "run", progress=killing(5))
-        with pytest.raises(RunError, match="steps are done; train.steps is 3") as raised:
-            train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
-        assert raised.value.status == 2
-        assert Run(tmp_path / "run").config()["train"]["steps"] == 6
-
-    def test_a_damaged_checkpoint_is_told(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        (tmp_path / "run" / "checkpoints" / "000004" / "client" / "toy.safetensors").write_bytes(b"no")
-        run = train(config, tmp_path / "run", resume=True)
-        (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
-        assert "a later checkpoint is damaged" in warning["message"]
-        whole = train(config, tmp_path / "whole")
-        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
-
-    def test_a_log_that_lost_lines_is_told(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        (tmp_path / "run" / "metrics.jsonl").unlink()
-        run = train(config, tmp_path / "run", resume=True)
-        assert [record["step"] for record in records(run, "step")] == [4, 5]
-        assert events(run)[:2] == ["resumed", "warning"]
-        assert "the log lacks" in records(run, "event")[1]["message"]
-
-    def test_terms_that_draw_draw_the_same(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n')
-        whole = train(config, tmp_path / "whole")
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        run = train(config, tmp_path / "run", resume=True)
-        assert comparable(list(run.records())) == comparable(list(whole.records()))
-        assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
-        other = train(toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n', seed=1), tmp_path / "other")
-        assert comparable(records(other, "step")) != comparable(records(whole, "step"))
-
-    def test_so_do_those_on_a_gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        seeds: list[int] = []
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
-        train(toy_config(tmp_path, steps=2), tmp_path / "run")
-        again = list(seeds)
-        seeds.clear()
-        train(toy_config(tmp_path, steps=2), tmp_path / "again")
-        assert seeds == again
-        assert len(set(seeds)) == 3
-
-    def test_without_its_file_the_model_before_training_is_gone(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "run", progress=killing(5))
-        (tmp_path / "run" / "references" / "initial.npz").unlink()
-        with pytest.raises(RunError, match="initial.npz is missing"):
-            train(config, tmp_path / "run", resume=True)
-
-    def test_a_server_that_does_not_answer_is_named_as_it_is(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def deaf(*_: Any) -> Any:
-            raise ConnectionError("nobody there")
-
-        monkeypatch.setattr(Client, "forward", deaf)
-        with pytest.raises(InputError, match="initial: its forward raised .*nobody there"):
-            train(toy_config(tmp_path), tmp_path / "run")
-
-    def test_more_steps_than_it_was_asked_for_are_refused(self, tmp_path: Path) -> None:
-        train(toy_config(tmp_path, steps=1), tmp_path / "run")
-        with pytest.raises(RunError, match="data of fewer steps") as raised:
-            train(toy_config(tmp_path, steps=3), tmp_path / "run", resume=True)
-        assert raised.value.status == 2
-        assert Run(tmp_path / "run").config()["train"]["steps"] == 1
-
-    def test_a_run_that_is_there_is_not_written_over(self, tmp_path: Path) -> None:
-        config = toy_config(tmp_path)
-        train(config, tmp_path / "run")
-        with pytest.raises(RunError, match="already has a run"):
-            train(config, tmp_path / "run")
-
-
-def _interrupt(what: str) -> None:
-    raise KeyboardInterrupt
 
 
 class TestEnding:
@@ -449,7 +201,7 @@ class TestEnding:
         run = train(config, tmp_path / "run", resume=True)
         assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
 
-    def test_the_last_step_is_the_end_even_so(self, tmp_path: Path) -> None:
+    def test_ctrl_c_in_the_last_step_finishes_the_run(self, tmp_path: Path) -> None:
         class Pressing(Progress):
             def record(self, record: Any, line: str) -> None:
                 if record["kind"] == "step" and record["step"] == 5:
@@ -458,13 +210,13 @@ class TestEnding:
         run = train(toy_config(tmp_path), tmp_path / "run", progress=Pressing())
         assert events(run)[-1] == "finished"
 
-    def test_a_second_ctrl_c_stops_at_once_and_says_from_where_it_goes_on(self, tmp_path: Path) -> None:
+    def test_a_second_ctrl_c_stops_at_once_and_names_the_last_checkpoint(self, tmp_path: Path) -> None:
         with pytest.raises(Interrupted, match="stopped immediately after 3 steps; the last checkpoint is after 2"):
             train(toy_config(tmp_path), tmp_path / "run", progress=killing(3))
         assert events(Run(tmp_path / "run"))[-1] == "interrupted"
 
     def test_before_the_first_step_there_is_no_checkpoint(self, tmp_path: Path) -> None:
-        progress = SimpleNamespace(**vars(killing(1)) | {"say": _interrupt})
+        progress = killing_at_load()
         with pytest.raises(Interrupted, match="stopped immediately after 0 steps; there is no checkpoint yet"):
             train(toy_config(tmp_path), tmp_path / "run", progress=progress)
 

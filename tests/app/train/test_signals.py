@@ -32,7 +32,7 @@ def test_the_first_is_remembered_and_the_second_insists(number: int) -> None:
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
-def test_one_that_cannot_be_told_is_remembered_all_the_same(error: type[Exception]) -> None:
+def test_a_signal_is_remembered_even_if_notify_fails(error: type[Exception]) -> None:
     def asked() -> None:
         raise error
 

@@ -52,7 +52,7 @@ def config_with(folder: Path, **sinks: Any) -> Any:
     return toy_config(folder).model_copy(update={"sinks": SinksTable(**sinks)})
 
 
-def test_a_sink_hears_each_step_once_and_evaluations_under_their_own_names(tmp_path: Path, sink: Remembering) -> None:
+def test_a_sink_gets_each_step_once_and_evaluations_under_their_own_names(tmp_path: Path, sink: Remembering) -> None:
     train(config_with(tmp_path, tensorboard=True), tmp_path / "run")
     steps = [step for step, row in sink.rows if "loss/total" in row]
     assert steps == list(range(6))
@@ -63,7 +63,7 @@ def test_a_sink_hears_each_step_once_and_evaluations_under_their_own_names(tmp_p
     assert not events.handlers
 
 
-def test_a_sink_that_fails_is_reported_once_and_the_run_goes_on(
+def test_a_sink_that_fails_is_reported_once_and_the_run_continues(
     tmp_path: Path, sink: Remembering, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink.fails = True
@@ -99,7 +99,7 @@ class Failing(Remembering):
 
 
 @pytest.mark.parametrize("where", ["making", "hearing", "closing"])
-def test_whenever_a_sink_fails_it_is_told_and_others_go_on(
+def test_a_sink_that_fails_at_any_point_is_reported_and_others_continue(
     tmp_path: Path, sink: Remembering, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setitem(sinks_module._MAKERS, "mlflow", lambda *_: Failing(where))
@@ -199,7 +199,7 @@ def test_tensorboard_forgets_the_steps_that_are_done_again(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_mlflow_has_one_run_even_where_it_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_has_one_run_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -223,7 +223,7 @@ def test_mlflow_has_one_run_even_where_it_was_broken_off(tmp_path: Path, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_mlflow_says_how_the_run_ended_and_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_shows_how_the_run_ended_and_that_it_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -288,7 +288,9 @@ def test_wandb_writes_into_the_run_without_a_network(tmp_path: Path, monkeypatch
     assert list(written.glob("*.wandb"))
 
 
-def test_wandb_has_one_run_that_goes_on_and_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_has_one_run_that_is_resumed_and_shows_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[dict[str, Any]] = []
     codes: list[int] = []
 
@@ -333,20 +335,20 @@ def test_opentelemetry_has_a_span_for_each_step_and_each_evaluation(
     provider.shutdown()
 
 
-def test_nothing_is_attached_where_nothing_was_asked_for(tmp_path: Path) -> None:
+def test_without_sinks_nothing_is_attached(tmp_path: Path) -> None:
     with attached(SinksTable(), tmp_path, {}) as sinks:
         assert not events.handlers
         sinks.evaluated(LossOutput.of([]), 0)
 
 
-def test_what_only_listens_hears_no_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_of_events_get_no_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = telemetry.JSONLines(tmp_path / "lines.jsonl")
     monkeypatch.setitem(sinks_module._MAKERS, "tensorboard", lambda *_: made)
     train(config_with(tmp_path, tensorboard=True), tmp_path / "run")
     assert len((tmp_path / "lines.jsonl").read_text().splitlines()) == 6
 
 
-def test_a_sink_that_cannot_begin_is_told_in_the_log_of_a_run_that_goes_on(
+def test_a_sink_that_cannot_start_is_logged_when_a_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_with(tmp_path, tensorboard=True)
