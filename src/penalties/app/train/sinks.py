@@ -1,15 +1,14 @@
 """The sinks of a config, attached while a run trains: metrics beside the run's own log."""
 
 import contextlib
+import functools
 import json
-import logging
 import os
 import secrets
-import traceback
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ... import telemetry
 from ...errors import said
@@ -40,8 +39,11 @@ class Sinks:
     A sink that fails is reported once and detached, and the run goes on.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        """None yet."""
+    def __init__(self, folder: Path, config: Mapping[str, Any], step: int, report: Callable[[str], None]) -> None:
+        """None yet; the first step that they will receive is `step`, and failures are passed to `report`."""
+        self.folder = folder.absolute()
+        self.config = config
+        self.step = step
         self.status: str = "errored"
         """How the run ended, "success", "errored" or "interrupted": to be set before the sinks are closed."""
         self._sinks: dict[str, Sink] = {}
@@ -49,19 +51,19 @@ class Sinks:
         self._report = report
         self._muted = False
 
-    def add(self, name: str, make: Callable[[contextlib.ExitStack], Sink], ending: contextlib.ExitStack) -> None:
+    def add(self, name: str, options: Any, ending: contextlib.ExitStack) -> None:
         """Make a sink and attach it; the stack closes it."""
         own = contextlib.ExitStack()
         ending.callback(self._try, name, own.close)
         try:
-            sink = make(own)
+            sink = _MAKERS[name](options, self, own)
             own.callback(sink.close)
             self._sinks[name] = sink
             events = [event for event in _EVENTS if event in sink.events]
             if isinstance(sink, MetricsSink):
                 # Gradients at the parameters are measured after the pipeline stopped.
                 events.append("custom_loss.stop")
-            own.callback(telemetry.detach, telemetry.attach(self._handler(name), events))
+            own.callback(telemetry.detach, telemetry.attach(functools.partial(self._handle, name), events))
         except ImportError:
             # Nothing is trained yet, and the user can install it.
             raise
@@ -82,27 +84,23 @@ class Sinks:
         metrics = {f"eval/{name}": value for name, value in output.metrics(style="slash").items()}
         for name, sink in list(self._sinks.items()):
             if isinstance(sink, MetricsSink):
-                self._try(name, lambda sink=sink: sink.log(metrics, step))
+                self._try(name, sink.log, metrics, step)
             elif isinstance(sink, telemetry.OpenTelemetry):
-                self._try(name, lambda sink=sink: sink.record("eval.start", {}, {"step": step}))
-                self._try(name, lambda sink=sink: sink.record("eval.stop", {}, {"output": output}))
+                self._try(name, sink.record, "eval.start", {}, {"step": step})
+                self._try(name, sink.record, "eval.stop", {}, {"output": output})
 
     def flush(self) -> None:
         """Have the sinks send what is waiting."""
         for name, sink in list(self._sinks.items()):
             self._try(name, sink.flush)
 
-    def _handler(self, name: str) -> telemetry.Handler:
-        def handle(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-            sink = self._sinks.get(name)
-            if sink is not None and not self._muted:
-                self._try(name, lambda: sink(event, measurements, metadata))
+    def _handle(self, name: str, *event: Any) -> None:
+        if name in self._sinks and not self._muted:
+            self._try(name, self._sinks[name], *event)
 
-        return handle
-
-    def _try(self, name: str, do: Callable[[], None]) -> None:
+    def _try(self, name: str, do: Callable[..., Any], *arguments: Any) -> None:
         try:
-            do()
+            do(*arguments)
         except Exception as error:
             self._fail(name, error)
 
@@ -113,54 +111,31 @@ class Sinks:
             self._report(f"sinks.{name} failed and was detached: {hide(said(error).splitlines()[0])}")
 
 
-def _logged(message: str) -> None:
-    # Formatted here, where keys are hidden.
-    logging.getLogger("penalties.telemetry").error("%s\n%s", message, hide(traceback.format_exc()))
-
-
-class _Run(NamedTuple):
-    """What a sink may need to know about the run."""
-
-    folder: Path
-    config: Mapping[str, Any]
-    step: int
-    """The first step that it will receive."""
-    status: Callable[[], str]
-    """How it ended, once it has."""
-
-
 @contextlib.contextmanager
 def attached(
-    table: "SinksTable",
-    folder: Path,
-    config: Mapping[str, Any],
-    *,
-    step: int = 0,
-    report: Callable[[str], None] | None = None,
+    table: "SinksTable", folder: Path, config: Mapping[str, Any], *, step: int = 0, report: Callable[[str], None]
 ) -> Generator[Sinks]:
     """The sinks that a config asks for, for the run in this folder, until the end of the block.
 
-    A resumed run starts at `step`. Failures are passed to `report`, or logged with their traceback.
+    A resumed run starts at `step`. Failures are passed to `report`.
     """
-    folder = folder.absolute()
     with contextlib.ExitStack() as ending:
-        sinks = Sinks(_logged if report is None else report)
-        run = _Run(folder, config, step, lambda: sinks.status)
-        for name, make in _MAKERS.items():
+        sinks = Sinks(folder, config, step, report)
+        for name in _MAKERS:
             options = getattr(table, name)
             if options is not None:
-                sinks.add(name, lambda own, make=make, options=options: make(options, run, own), ending)
+                sinks.add(name, options, ending)
         yield sinks
 
 
-def _tensorboard(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
+def _tensorboard(options: Any, run: Sinks, ending: contextlib.ExitStack) -> Sink:
     # In a folder that runs may share, each has one of its own.
     folder = run.folder / "tensorboard" if options.folder is None else Path(options.folder) / run.folder.name
     # The evaluation at the checkpoint's step is not done again, so that step stays visible.
     return telemetry.TensorBoard(folder, purge_step=run.step + 1 if run.step else None)
 
 
-def _mlflow(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
+def _mlflow(options: Any, run: Sinks, ending: contextlib.ExitStack) -> Sink:
     mlflow = library("sinks.mlflow", "mlflow", package="mlflow", extra="mlflow")
     store = options.tracking_uri or os.environ.get(_TRACKING) or _store(run.folder)
     ending.enter_context(_http_limits())
@@ -173,7 +148,7 @@ def _mlflow(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
 
     run_id = _kept_id(run.folder, "mlflow", begin)
     client.update_run(run_id, "RUNNING")
-    ending.callback(lambda: client.set_terminated(run_id, _ENDED[run.status()]))
+    ending.callback(lambda: client.set_terminated(run_id, _ENDED[run.status]))
     return telemetry.MLflow(run_id, tracking_uri=store)
 
 
@@ -198,7 +173,7 @@ def _store(folder: Path) -> str:
     return (folder / "mlflow").as_uri()
 
 
-def _wandb(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
+def _wandb(options: Any, run: Sinks, ending: contextlib.ExitStack) -> Sink:
     wandb = library("sinks.wandb", "wandb", package="wandb", extra="wandb")
     started = wandb.init(
         project=options.project,
@@ -211,11 +186,11 @@ def _wandb(options: Any, run: _Run, ending: contextlib.ExitStack) -> Sink:
         reinit="create_new",
         settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
     )
-    ending.callback(lambda: started.finish(exit_code=int(run.status() != "success")))
+    ending.callback(lambda: started.finish(exit_code=int(run.status != "success")))
     return telemetry.WeightsAndBiases(started)
 
 
-_MAKERS: Final[dict[str, Callable[[Any, _Run, contextlib.ExitStack], Sink]]] = {
+_MAKERS: Final[dict[str, Callable[[Any, Sinks, contextlib.ExitStack], Sink]]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
     "wandb": _wandb,
