@@ -12,7 +12,6 @@ from penalties.app.report.comparison.sections import comparison_figures, run_row
 from penalties.app.report.comparison.verdict import compare
 from penalties.app.report.config_text import differences, toml
 from penalties.app.report.summary import summarise
-from penalties.app.report.verdict.terms import CONFLICT
 from penalties.app.runs.disk import RunError
 
 from .pictures import Picture
@@ -34,7 +33,7 @@ def run(
 
 def entered(*folders):
     logs = [read(folder) for folder in folders]
-    return contenders(logs, [summarise(log, CONFLICT) for log in logs], [folder.name for folder in folders])
+    return contenders(logs, [summarise(log) for log in logs], [folder.name for folder in folders])
 
 
 def told(*folders):
@@ -258,7 +257,7 @@ def test_runs_without_base_loss_compare_by_the_total(tmp_path):
 def test_letters_continue_after_z(tmp_path):
     folder = run(tmp_path, "a", 1.0, settings=None)
     log = read(folder)
-    summary = summarise(log, CONFLICT)
+    summary = summarise(log)
     letters = [one.letter for one in contenders([log] * 28, [summary] * 28, ["a"] * 28)]
     assert letters[:2] + letters[25:] == ["A", "B", "Z", "A1", "B1"]
 

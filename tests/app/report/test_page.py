@@ -195,7 +195,7 @@ def long_run(steps: int, terms: int = 5) -> RunLog:
     total = series(5)
     total.values[steps // 2 :: 1000] = np.nan
     cosines = {("base_loss", "term0"): Series(at[::10], random.uniform(-1, 1, len(at[::10])))}
-    return RunLog("long", at, total, series(1), series(0.05), series(800), series(1e-3), logs, cosines)
+    return RunLog(at, total, series(1), series(0.05), series(800), series(1e-3), logs, cosines)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 100_000])
@@ -276,7 +276,7 @@ def test_the_slowest_term_is_first(tmp_path):
 
 
 def test_a_time_without_that_of_the_steps(tmp_path):
-    log = RunLog("a", np.arange(2), terms={"a": TermLog("a", duration=Series(np.arange(2), np.ones(2)))})
+    log = RunLog(np.arange(2), terms={"a": TermLog("a", duration=Series(np.arange(2), np.ones(2)))})
     text = compose([log], ["a"]).html
     assert "<td>1\xa0s</td><td>1\xa0s</td><td>–</td>" in text
 
@@ -286,12 +286,12 @@ def test_what_was_not_measured_is_not_drawn():
     ones = Series(at, np.ones(3))
     terms = {name: TermLog(name, value=ones, pull=ones) for name in ("base_loss", "a")}
     evaluations = Evaluations(ones, {"a": ones})
-    log = RunLog("run", at, total=ones, seconds=ones, terms=terms, evaluations=evaluations)
+    log = RunLog(at, total=ones, seconds=ones, terms=terms, evaluations=evaluations)
     found = compose([log], ["run"]).html
     titles = re.findall("<figcaption><strong>(.*?)</strong>", found)
     assert titles == ["Loss", "Gradient norms", "Shares of the gradient", "Held-out loss", "Held-out terms", "Time"]
     assert "tokens" not in found.partition("</header>")[0]
-    log = RunLog("run", at, total=ones, terms=terms, evaluations=Evaluations(ones, {"base_loss": ones}))
+    log = RunLog(at, total=ones, terms=terms, evaluations=Evaluations(ones, {"base_loss": ones}))
     assert ">Held-out terms<" not in compose([log], ["run"]).html
 
 
@@ -303,7 +303,7 @@ def test_cosines_of_pairs_that_were_not_measured_are_left_open(tmp_path):
         ("a", "c"): EMPTY,
         ("b", "c"): Series(at[:1], np.array([-0.001])),
     }
-    log = RunLog("run", at, total=Series(at, np.ones(3)), terms=terms, cosines=cosines)
+    log = RunLog(at, total=Series(at, np.ones(3)), terms=terms, cosines=cosines)
     text = compose([log], ["run"]).html.partition('class="cosines"')[2].partition("</table>")[0]
     assert text.count("<td ") == 3
     assert 'class="against fight" style="--strength:0.80" title="a and b: mean −0.8, lowest −0.9 at step 0' in text
@@ -363,7 +363,7 @@ def test_runs_of_one_name_have_that_of_their_folder_too(tmp_path):
 def test_failures_and_events_of_a_log_that_was_made_by_hand():
     at = np.arange(2)
     terms = {"a": TermLog("a", value=Series(at, np.ones(2)), failures=[Failure(5, "late")])}
-    log = RunLog("run", at, total=Series(at, np.ones(2)), terms=terms, events=[Event(1, "resumed", "")])
+    log = RunLog(at, total=Series(at, np.ones(2)), terms=terms, events=[Event(1, "resumed", "")])
     Page(compose([log], ["run"]).html)
 
 

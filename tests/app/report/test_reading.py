@@ -45,7 +45,6 @@ def assert_equal(a, b) -> None:
 def test_numbers_are_those_of_the_log(tmp_path):
     run = read(small(tmp_path / "run", metrics=3))
     steps = [one for one in records(tmp_path / "run") if one["kind"] == "step"]
-    assert run.name == "run"
     assert run.steps.tolist() == [one["step"] for one in steps] == list(range(60))
     assert run.total.values.tolist() == [one["loss"]["loss_total"] for one in steps]
     assert run.grad_norm.values.tolist() == [one["loss"]["total_grad_norm"] for one in steps]

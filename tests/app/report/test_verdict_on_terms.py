@@ -5,7 +5,6 @@ import pytest
 
 from penalties.app.report import read
 from penalties.app.report.summary import summarise
-from penalties.app.report.verdict.terms import CONFLICT
 
 from .synthetic import Part, config, falling, write_run
 from .verdicts import base, told, verdict
@@ -102,7 +101,7 @@ def test_gradients_that_are_all_at_the_parameters_compare(tmp_path):
     parts = {"kl": Part(lambda step: 1.0, place="parameters", measured=10), "l1": Part(lambda step: 1.0, measured=10)}
     start = Part(lambda step: 2.0, lambda step: 1.0, place="parameters", measured=10)
     run = read(write_run(tmp_path, steps=95, base=start, parts=parts))
-    summary = summarise(run, CONFLICT)
+    summary = summarise(run)
     assert [term.inputs for term in summary.terms.values()] == [(), (), ()]
     assert [round(term.grad_share, 3) for term in summary.terms.values()] == [0.833, 0.083, 0.083]
     assert [round(term.early, 3) for term in summary.terms.values()] == [0.833, 0.083, 0.083]
@@ -267,7 +266,7 @@ def test_shares_are_means_over_all_steps(tmp_path):
     """A term that rests has no share where it rests."""
     parts = {"rare": Part(lambda step: 1.0, lambda step: 1.0, lambda step: 1.0, every=2)}
     run = read(write_run(tmp_path, steps=4, parts=parts))
-    summary = summarise(run, CONFLICT)
+    summary = summarise(run)
     assert summary.terms["rare"].grad_share == pytest.approx(0.25)
     assert summary.terms["base_loss"].grad_share == pytest.approx(0.75)
     assert summary.terms["rare"].loss_share == pytest.approx(np.mean([1 / 3, 0, 1 / 3, 0]))

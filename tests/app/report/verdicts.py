@@ -4,14 +4,13 @@ from penalties.app.report import read
 from penalties.app.report.summary import summarise
 from penalties.app.report.verdict.findings import Verdict
 from penalties.app.report.verdict.judge import judge
-from penalties.app.report.verdict.terms import CONFLICT
 
 from .synthetic import Part
 
 
 def verdict(folder) -> Verdict:
     run = read(folder)
-    return judge(run, summarise(run, CONFLICT))
+    return judge(run, summarise(run))
 
 
 def told(found: Verdict, kind: str) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from ...errors import MissingLibraryError
 from ...files import write_atomically
-from ...pipeline.explanation import CONFLICT
 from ..runs.disk import RunError, writing
 from .charts.palette import css
 from .charts.scales import seconds, steps_shown
@@ -63,8 +62,7 @@ def make(runs: Sequence[Path]) -> Report:
 
 def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
     """The report of runs that were read already."""
-    summaries = [summarise(log, CONFLICT) for log in logs]
-    found = contenders(logs, summaries, names)
+    found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
     several = len(found) > 1
     drawn = sum(map(count_series, logs)) + (len(css_of) + 4) * len(found) * several
@@ -82,7 +80,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
         several=several,
         comparison=comparison,
         comparison_figures=comparison_figures(found, points) if several else [],
-        rows=list(zip(found, run_rows(found), [verdicts[one.letter] for one in found], strict=True)),
+        rows=list(zip(found, run_rows(found), strict=True)),
         unlike=differences([log.config for log in logs]) if several else {},
         runs=[_run(one, verdicts[one.letter], css_of, points) for one in found],
         css_of={"term": css_of, "run": {one.name: one.css for one in found}},

@@ -53,7 +53,6 @@ def read(folder: Path) -> RunLog:
     names = _in_order(log.terms, config)
     taken = _Taken(log)
     return RunLog(
-        name=folder.resolve().name,
         steps=taken.steps[taken.counts],
         total=taken.series("loss_total"),
         grad_norm=taken.series("total_grad_norm"),

@@ -132,7 +132,6 @@ class Evaluations:
 class RunLog:
     """One run: every number by step, every failure and event, and the config."""
 
-    name: str
     steps: Ints
     total: Series = EMPTY
     grad_norm: Series = EMPTY

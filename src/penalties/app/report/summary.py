@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from ...pipeline.explanation import CONFLICT
 from .runlog import Floats, Ints, RunLog, Series, TermLog
 
 __all__ = ["Ends", "Pair", "Spike", "Summary", "TermSummary", "ends", "shares", "summarise"]
@@ -68,7 +69,7 @@ class Pair:
     lowest: float
     lowest_at: int
     below: float
-    """The fraction of measurements below the conflict threshold."""
+    """The fraction of measurements in which the terms fight."""
     count: int
 
 
@@ -151,8 +152,8 @@ def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
         return {name: np.where(known, size / divisor, np.nan) for name, size in sizes.items()}
 
 
-def summarise(run: RunLog, conflict: float) -> Summary:
-    """The numbers of a run; `conflict` is the cosine below which two terms fight."""
+def summarise(run: RunLog) -> Summary:
+    """The numbers of a run."""
     loss = shares({name: term.contribution for name, term in run.terms.items()}, run.steps)
     apart = run.measured_elsewhere()
     pulls = {name: term.pull for name, term in run.terms.items() if len(term.pull) and name not in apart}
@@ -170,7 +171,7 @@ def summarise(run: RunLog, conflict: float) -> Summary:
             name: _term(term, loss[name], gradient.get(name), tracked, apart.get(name, ()))
             for name, term in run.terms.items()
         },
-        pairs=sorted(_pairs(run, conflict), key=lambda pair: pair.mean),
+        pairs=sorted(_pairs(run), key=lambda pair: pair.mean),
         tracked=tracked,
         broken=run.total.steps[~np.isfinite(run.total.values)],
         lost_from=_lost_from(run.total),
@@ -230,7 +231,7 @@ def _mean(values: Floats) -> float | None:
     return float(good.mean()) if len(good) else None
 
 
-def _pairs(run: RunLog, conflict: float) -> list[Pair]:
+def _pairs(run: RunLog) -> list[Pair]:
     found: list[Pair] = []
     for (first, second), series in run.cosines.items():
         if len(series):
@@ -242,7 +243,7 @@ def _pairs(run: RunLog, conflict: float) -> list[Pair]:
                     mean=float(series.values.mean()),
                     lowest=float(series.values[lowest]),
                     lowest_at=int(series.steps[lowest]),
-                    below=float((series.values < conflict).mean()),
+                    below=float((series.values < CONFLICT).mean()),
                     count=len(series),
                 )
             )

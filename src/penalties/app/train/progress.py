@@ -47,9 +47,9 @@ SILENT: Final = Progress()
 class JSONProgress(Progress):
     """The lines of the log as they are written, for programs."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        """Write to the standard output, or to `out`."""
-        self._out = sys.stdout if out is None else out
+    def __init__(self, out: TextIO) -> None:
+        """Write to this stream."""
+        self._out = out
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Print the line."""
@@ -67,9 +67,9 @@ class Quiet(Progress):
 class Lines(Quiet):
     """A line now and then, for a pipe or a file."""
 
-    def __init__(self, out: TextIO | None = None, lines: int = _LINES) -> None:
-        """Write to the standard output, or to `out`, about this many lines for the steps."""
-        self._out = sys.stdout if out is None else out
+    def __init__(self, out: TextIO, lines: int = _LINES) -> None:
+        """Write to this stream, about this many lines for the steps."""
+        self._out = out
         self._lines = lines
         self._pace = Pace(0, 0)
         self._parts: dict[str, int] = {}
@@ -238,7 +238,7 @@ def chosen(*, quiet: bool = False, json: bool = False, out: TextIO | None = None
     """The display for the options of a command and its output; in a pipe, about this many lines for the steps."""
     stream = sys.stdout if out is None else out
     if json:
-        return Enduring(JSONProgress(out))
+        return Enduring(JSONProgress(stream))
     if quiet:
         return Enduring(Quiet())
     if not stream.isatty():
