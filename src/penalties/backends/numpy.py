@@ -1,5 +1,6 @@
 """The operations on NumPy arrays."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -175,7 +176,8 @@ def subtract_where(condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
 
 def limits(x: NDArray) -> tuple[float, float]:
     info = np.finfo(x.dtype)
-    return float(info.tiny), float(info.max)
+    # Of a long double they are beyond what a float can hold.
+    return max(float(info.tiny), sys.float_info.min), min(float(info.max), sys.float_info.max)
 
 
 def sum(x: NDArray, axis: int | None = None, *, keepdims: bool = False) -> NDArray:
