@@ -22,7 +22,7 @@ from penalties.app.config import Config, load
 from penalties.app.data import Stream
 from penalties.app.train import Interrupted, train
 from penalties.app.train.live import Live
-from penalties.app.train.progress import Progress, Silent
+from penalties.app.train.progress import Progress
 
 from .harness import FIXED_ALLOCATOR, Row, compare, in_process
 from .loop import VOCABULARY, Loop, save_model
@@ -62,11 +62,10 @@ class Terminal(io.StringIO):
         return len(text)
 
 
-class Stepwise:
+class Stepwise(Progress):
     """A display that shows every record on another one, and lets the run go on one step at a time."""
 
     def __init__(self, shown: Progress) -> None:
-        self.say, self.stopping, self.end = shown.say, shown.stopping, shown.end
         self._shown = shown
         self._go = threading.Semaphore(0)
         self._stopped = False
@@ -75,6 +74,12 @@ class Stepwise:
     def begin(self, folder: Path, steps: int, done: int) -> None:
         self._shown.begin(folder, steps, done)
         self._wait()
+
+    def say(self, what: str) -> None:
+        self._shown.say(what)
+
+    def end(self) -> None:
+        self._shown.end()
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         self._shown.record(record, line)
@@ -116,7 +121,7 @@ def rows(scale: float) -> list[Row]:
         path = folder / "train.toml"
         path.write_text(CONFIG.format(model=json.dumps(str(folder / "model")), lines=LINES))
         config = load(path)
-        displays: dict[str, Callable[[], Progress]] = {"log": Silent, "log and live table": lambda: Live(Terminal())}
+        displays: dict[str, Callable[[], Progress]] = {"log": Progress, "log and live table": lambda: Live(Terminal())}
         found: list[Row] = []
         for case, display in displays.items():
             # The whole file in every step, in another order: a sum over the data is the same.
