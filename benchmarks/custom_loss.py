@@ -1,5 +1,7 @@
 """`forward_backward_custom` on a local model: what regularizers and their norms add, and the client to a plain loop.
 
+Slow regularizers run at once, against one after another.
+
 The model's step takes tens of milliseconds, so that what is added can be seen.
 """
 
@@ -17,6 +19,7 @@ from penalties.training import Datum, LocalTrainingClient, ModelInput, forward_b
 
 from .harness import FIXED_ALLOCATOR, Row, compare, in_process
 from .loop import ADAM, VOCABULARY, Loop, save_model
+from .slow_terms import wait
 
 # Sequences of many lengths, as data are.
 LENGTHS = (64, 33, 48, 57, 21, 64, 40, 12)
@@ -75,6 +78,7 @@ def _regularizers(folder: Path, data: list[Datum], scale: float) -> Iterator[Row
                 unit="ms",
                 most_ratio=1.05,
             )
+        yield _parallel(client, data, scale)
         assert {"kl_estimate_grad_norm", "total_grad_norm"} <= set(call(FIVE, norms=True))
         yield compare(
             "five regularizers, with norms",
@@ -83,6 +87,27 @@ def _regularizers(folder: Path, data: list[Datum], scale: float) -> Iterator[Row
             seconds=20.0 * scale,
             unit="ms",
             most_ratio=1.3,
+        )
+
+
+def _parallel(client: LocalTrainingClient, data: list[Datum], scale: float) -> Row:
+    """Five terms that wait for a service, one after another and at once."""
+    seconds = 0.2 if scale else 0.02
+    terms = [pn.Term(wait, 0.1, f"wait_{i}", "flat_logprobs", {"seconds": seconds}) for i in range(5)]
+
+    def call(executor: pn.Executor) -> float:
+        passed = forward_backward_custom(client, data, likelihood, regularizers=terms, executor=executor)
+        return passed.result().metrics["total"]
+
+    with pn.Executor(sequential=True) as one, pn.Executor() as all_at_once:
+        np.testing.assert_allclose(call(one), call(all_at_once), rtol=1e-6)
+        return compare(
+            f"five regularizers of {1000 * seconds:.0f} ms, in parallel",
+            lambda: call(one),
+            lambda: call(all_at_once),
+            seconds=10.0 * scale,
+            unit="ms",
+            most_ratio=1 / 3,
         )
 
 
