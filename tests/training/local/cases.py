@@ -27,7 +27,7 @@ def stir(client: LocalTrainingClient) -> None:
 
 
 def data(*lengths: int, width: int | None = None, seed: int = 0, **inputs: Callable[[Any, Any], Any]) -> list[Datum]:
-    """Data of these lengths, with K targets a place where `width` says; `inputs` draw more, of the shape of targets."""
+    """Data of these lengths, with `width` targets per position; `inputs` draw more, of the shape of targets."""
     rng = np.random.default_rng(seed)
     found: list[Datum] = []
     for length in lengths:

@@ -12,7 +12,7 @@ from tests.servers.sdk import LIMIT
 
 
 def batch(lengths: Sequence[int] = (5, 9, 3), candidates: int | None = None, seed: int = 0) -> list[types.Datum]:
-    """Sequences of random tokens; the first place of each does not count."""
+    """Sequences of random tokens; the first position of each does not count."""
     random = np.random.default_rng(seed)
     data: list[types.Datum] = []
     for length in lengths:
