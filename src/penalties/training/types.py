@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -156,7 +156,7 @@ class Datum:
     """
 
     model_input: ModelInput
-    loss_fn_inputs: Mapping[str, Any] = field(default_factory=lambda: cast("dict[str, Any]", {}))
+    loss_fn_inputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         """Convert arrays and lists to `TensorData`."""
@@ -224,7 +224,7 @@ class ForwardBackwardOutput:
 
     loss_fn_output_type: str
     loss_fn_outputs: list[Mapping[str, TensorData]]
-    metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
     custom_loss: "LossOutput | None" = None
     """Every term, if the loss was a custom one."""
 
@@ -237,7 +237,7 @@ class OptimStepResponse:
     {'grad_norm': 0.5}
     """
 
-    metrics: dict[str, float] = field(default_factory=lambda: cast("dict[str, float]", {}))
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tinker
@@ -165,28 +164,6 @@ class TestRequestsOfTheServer:
         with connected(config={"fwdbwd_max_chunk_len": 1}) as sdk:
             logprobs(sdk.client, batch((3, 4, 5, 6, 7)))
             assert [done.seq_id for done in sdk.server.executed] == [1, 2, 3, 4, 5]
-
-    def post(self, sdk: Connected, name: str, **body: Any) -> Any:
-        headers = {"X-API-Key": sdk.server.settings.api_key}
-        return httpx.post(f"{sdk.server.url}/api/v1/{name}", json=body, headers=headers, timeout=LIMIT)
-
-    def test_a_request_that_comes_again_is_not_carried_out_again(self, sdk: Connected, client: Any) -> None:
-        asked = {"model_id": client.model_id, "seq_id": 1, "path": "again"}
-        first, second = (self.post(sdk, "save_weights", **asked).json() for _ in range(2))
-        assert first == second
-        answers = [self.post(sdk, "retrieve_future", request_id=first["request_id"]).json() for _ in range(2)]
-        assert answers[0] == answers[1]
-        assert answers[0]["path"].endswith("/again")
-        assert sdk.server.count("save_weights") == 1
-        refused = self.post(sdk, "save_weights", **{**asked, "path": "other"})
-        assert refused.status_code == 400
-        assert "another content" in refused.text
-
-    def test_a_request_does_not_wait_for_ever_for_one_that_never_comes(self, sdk: Connected, client: Any) -> None:
-        promised = self.post(sdk, "save_weights", model_id=client.model_id, seq_id=2, path="late").json()
-        answer = self.post(sdk, "retrieve_future", request_id=promised["request_id"]).json()
-        assert "seq_id 2 waited for 1, which never came" in answer["error"]
-        assert sdk.server.count("save_weights") == 0
 
     def test_a_slow_answer_is_requested_again(self, local: Any) -> None:
         with connected(poll_s=0.1) as sdk:
