@@ -1,7 +1,6 @@
 """Terms that are awaited, and runs that are."""
 
 import asyncio
-import inspect
 import os
 import threading
 import time
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 import penalties as pn
-from penalties.execution.pools import asynchronous
 
 from .terms import ELSEWHERE
 
@@ -180,15 +178,6 @@ class TestAsync:
 
         with pytest.raises(pn.TermError, match='sneaky: returned an awaitable; give it runs="async"'):
             pn.Pipeline([sneaky])(np.ones(1))
-
-
-def test_a_coroutine_whose_turn_never_came_is_closed() -> None:
-    async def never() -> None: ...
-
-    coroutine = never()
-    asynchronous._close_unstarted(coroutine)
-    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
-    asynchronous._close_unstarted(Future())
 
 
 def test_a_cancelled_run_evaluates_no_further_term(executor: pn.Executor) -> None:

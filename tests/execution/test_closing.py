@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,14 +62,6 @@ class TestClosing:
         assert float(first.result().value) == 1.0
         with pytest.raises(pn.TermError, match="term: the executor is closed"):
             pool.start(thread_task(wait))
-
-    def test_a_forgotten_executor_is_closed(self) -> None:
-        executor = pn.Executor(max_workers=1)
-        probe(executor, "process")
-        folder = Path(executor._pools["process"].folder)
-        assert folder.exists()
-        del executor
-        assert not folder.exists()
 
 
 def test_a_fork_neither_runs_nor_closes(monkeypatch: pytest.MonkeyPatch) -> None:

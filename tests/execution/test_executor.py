@@ -46,7 +46,6 @@ class TestMemory:
         term = pn.Term(function, name="term", runs=runs, on_error="skip", timeout=0.1 if kind == "waits" else 60.0)
         for _ in range(2):
             x = torch.ones(4, requires_grad=True)
-            gc.collect()
             gc.disable()
             try:
                 out = executor.run(pn.Pipeline([term, "l2"]), {"x": x}, wrt=wrt)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import penalties as pn
-from penalties.execution.ambient import Modes
-from penalties.execution.pools.asynchronous import Async, _InModes
+from penalties.execution.pools.asynchronous import Async
 from penalties.execution.pools.threads import Threads
 
 from .terms import settled, thread_task
@@ -38,19 +37,6 @@ class TestThreads:
             second.result()
         pool.close()
         assert not ran
-
-    def test_a_task_that_ends_as_it_is_given_up_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def slow(x: Any) -> Any:
-            time.sleep(0.1)
-            return x.sum()
-
-        pool = Threads(1)
-        running = pool.start(thread_task(slow, timeout=0.05))
-        monkeypatch.setattr(pool, "abandon", lambda running: False)
-        with pytest.raises(pn.TermTimeoutError, match=r"term: took 0\.1\d* s; expected at most 0\.05 s") as caught:
-            running.result()
-        assert not caught.value.abandoned
-        pool.close()
 
     def test_leaving_twice_counts_once(self) -> None:
         done = threading.Event()
@@ -159,23 +145,6 @@ class TestLoop:
         done.set()
         settled(pool)
         pool.close()
-
-    def test_a_coroutine_that_is_given_up_is_closed(self) -> None:
-        closed: list[int] = []
-
-        async def forever() -> None:
-            try:
-                await asyncio.sleep(60.0)
-            finally:
-                closed.append(1)
-
-        async def main() -> None:
-            steps = _InModes(forever(), Modes()).__await__()
-            next(steps)
-            steps.close()
-
-        asyncio.run(main())
-        assert closed
 
     def test_modes_of_coroutines_do_not_mix(self, executor: pn.Executor) -> None:
         async def fetches(x: Any) -> Any:

@@ -42,15 +42,12 @@ class Modes:
     @contextlib.contextmanager
     def __call__(self) -> Generator[None]:
         """Inside, these modes are on, whatever ran in this thread before."""
-        before = _flags()
+        # Not set back: whatever else runs in a thread of ours enters modes of its own.
         _set(self._flags)
-        try:
-            with contextlib.ExitStack() as stack:
-                for enter in self._entering:
-                    stack.enter_context(enter())
-                yield
-        finally:
-            _set(before)
+        with contextlib.ExitStack() as stack:
+            for enter in self._entering:
+                stack.enter_context(enter())
+            yield
 
     @contextlib.contextmanager
     def step(self) -> Generator[None]:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from ... import trees
-from ...errors import TermError, WorkerLostError
+from ...errors import TermError, WorkerLostError, said
 from ...pipeline.evaluation import Evaluation
 from ..functions import Functions
 from ..remote import opened, request_of
@@ -152,6 +152,13 @@ class Worker:
         """Let go of everything, at the end of the thread."""
         self.kill()
 
+    def _evaluate(self, running: "RemoteTask") -> None:
+        try:
+            self.evaluate(running)
+        except Exception as error:
+            self.kill()
+            running.fail(TermError(running.name, f"could not be evaluated in a worker: {said(error)}"), error)
+
     def _work(self) -> None:
         failure: Exception | None = None
         try:
@@ -161,7 +168,7 @@ class Worker:
                     self.connect()
                 running = self.pool.take(self)
                 if running is not None:
-                    self.evaluate(running)
+                    self._evaluate(running)
                 # Inputs and graphs must not live on here.
                 self.running = running = None
         except Exception as error:
