@@ -28,7 +28,7 @@ KEY_LINES = {
 }
 
 
-FAST = ("jax_loop.py", "quickstart.py")
+FAST = ("jax_loop.py",)
 """Those that `make test` runs; the others take several seconds each, and `make test-slow` runs them."""
 
 slow = pytest.mark.slow
@@ -144,6 +144,7 @@ def test_the_judge_is_skipped_once_and_heard_otherwise():
     assert judged_spam > judged_good + 1.5
 
 
+@slow
 def test_directions_of_an_adapter_are_made_to_differ():
     (loss, overlap, rank, _), (apart_loss, apart, apart_rank, _) = last("custom_lora_orthogonality.py")
     assert apart < overlap / 3
