@@ -30,8 +30,9 @@ RECORD = COVERAGE_FILE=.coverage.$@
 RECORDING = --cov --cov-report=
 endif
 
+# Each worker starts with neighbouring tests, which share what JAX compiles.
 test: $(VENV)/.dev
-	$(RECORD) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(RECORDING)
+	$(RECORD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(RECORDING)
 
 # What waits, starts clusters, browsers or compilers, or injects faults: one test after another, since some of them
 # count processes and measure memory.
