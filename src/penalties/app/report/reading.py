@@ -22,8 +22,7 @@ __all__ = ["number", "read"]
 _LOG: Final = "metrics.jsonl"
 _CONFIG: Final = "config.json"
 
-_OF_RUN: Final = ("seconds", "tokens", "learning_rate")
-_OF_LOSS: Final = ("loss_total", "total_grad_norm")
+_OF_RUN: Final = ("seconds", "tokens", "learning_rate", "loss_total", "total_grad_norm")
 _OF_PART: Final = ("value", "weight", "grad_norm")
 
 
@@ -125,15 +124,17 @@ class _Log:
             self.numbers[layout] = [], []
         indices, numbers = self.numbers[layout]
         indices.append(index)
-        numbers += [record.get(what) for what in _OF_RUN]
-        numbers += [loss.get(what) for what in _OF_LOSS]
-        numbers += [part.get(what) for part in parts.values() for what in _OF_PART]
-        numbers += durations.values()
+        # In the order of _OF_RUN and _OF_PART.
+        numbers += (record.get("seconds"), record.get("tokens"), record.get("learning_rate"))
+        numbers += (loss["loss_total"], loss.get("total_grad_norm"))
         for name, part in parts.items():
+            numbers += (part.get("value"), part.get("weight"), part.get("grad_norm"))
             if "grad_error" in part:
                 self.reasons[name] = str(part["grad_error"])
-            if isinstance(norms := part.get("grad_norms"), dict):
-                self.inputs.setdefault(name, {}).update(dict.fromkeys(cast("dict[str, Any]", norms)))
+            if "grad_norms" in part and isinstance(part["grad_norms"], dict):
+                norms = cast("dict[str, Any]", part["grad_norms"])
+                self.inputs.setdefault(name, {}).update(dict.fromkeys(norms))
+        numbers += durations.values()
         for name, message in record.get("errors", {}).items():
             if isinstance(message, str):
                 self.terms[name] = None
@@ -148,7 +149,7 @@ class _Log:
         """By quantity and term: the values of the records that may have one, in one or several blocks."""
         found: defaultdict[tuple[str, str], list[tuple[list[int], list[Any]]]] = defaultdict(list)
         for (terms, timed), (indices, numbers) in self.numbers.items():
-            keys = [(what, "") for what in (*_OF_RUN, *_OF_LOSS)]
+            keys = [(what, "") for what in _OF_RUN]
             keys += [(what, name) for name in terms for what in _OF_PART]
             keys += [("duration", name) for name in timed]
             for column, key in enumerate(keys):
@@ -279,6 +280,8 @@ def _times(series: Series, weight: Series) -> Series:
 
 def _at(series: Series, steps: Ints) -> Floats:
     """The values at these steps; NaN at a step that the series does not have."""
+    if np.array_equal(series.steps, steps):
+        return series.values
     values = np.full(len(steps), np.nan)
     indices = np.searchsorted(series.steps, steps)
     inside = indices < len(series)

@@ -143,7 +143,7 @@ def shares(parts: Mapping[str, Series], steps: Ints) -> dict[str, Floats]:
     whole = np.zeros(len(steps))
     sizes: dict[str, Floats] = {}
     for name, part in parts.items():
-        there[np.searchsorted(steps, part.steps)] = True
+        there |= np.isin(steps, part.steps, assume_unique=True) if len(part) < len(steps) else True
         sizes[name] = np.abs(part.on(steps, missing=0.0))
         whole += sizes[name]
     known = there & np.isfinite(whole)
