@@ -200,7 +200,7 @@ def test_a_number_among_arrays(library: Any) -> None:
         pn.kl_divergence(library.array(X), [library.array(X)])
 
 
-def test_none_in_the_place_of_an_array(library: Any) -> None:
+def test_none_instead_of_an_array(library: Any) -> None:
     x = library.array(X)
     for name, (_, second) in PAIRED.items():
         with pytest.raises(pn.BackendError, match=f"^{name}: {second} is a NoneType; expected a NumPy array"):
@@ -213,7 +213,7 @@ def test_none_in_the_place_of_an_array(library: Any) -> None:
         pn.interpolated_gradient_penalty(lambda z: z.sum(), x, None)
 
 
-def test_a_module_is_told_to_pass_its_parameters() -> None:
+def test_a_module_is_advised_to_pass_its_parameters() -> None:
     with pytest.raises(
         pn.BackendError, match=r"^l1: x is a Linear; expected .*; of a module pass its .parameters\(\)$"
     ):

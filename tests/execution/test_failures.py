@@ -66,7 +66,7 @@ class TestRaise:
             with pytest.raises(pn.TermError, match=f"garbage: .*{message}"):
                 executor.run(pn.Pipeline([term]), {"x": np.ones(2)})
 
-    def test_an_exception_that_cannot_travel_is_told_as_text(self, executor: pn.Executor) -> None:
+    def test_an_exception_that_cannot_travel_is_reported_as_text(self, executor: pn.Executor) -> None:
         def broken(x: Any) -> Any:
             class Local(Exception):
                 def __init__(self, first: int, second: int) -> None:

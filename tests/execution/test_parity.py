@@ -237,7 +237,7 @@ def test_sixty_four_bits_of_jax_survive(executor: pn.Executor, where: Any) -> No
         assert out.gradient.dtype == jnp.float64
 
 
-def test_all_places_in_one_pipeline_sum_in_the_order_of_the_terms(executor: pn.Executor) -> None:
+def test_all_ways_to_run_in_one_pipeline_sum_in_the_order_of_the_terms(executor: pn.Executor) -> None:
     values = (1e8, 1.0, -1e8, 3.0)
 
     def slow_then(value: float, seconds: float) -> Any:

@@ -133,7 +133,7 @@ def test_ours_trains_as_the_sdks_own_does(service: Any, model: str, data: list[A
     np.testing.assert_allclose(found[0][1], found[1][1], atol=5e-2)
 
 
-def test_candidates_at_each_place_are_trained_on(client: Any, data: list[Any]) -> None:
+def test_candidates_at_each_position_are_trained_on(client: Any, data: list[Any]) -> None:
     from tinker import types
 
     wide = []
@@ -148,7 +148,7 @@ def test_candidates_at_each_place_are_trained_on(client: Any, data: list[Any]) -
     client.optim_step(adam()).result(LIMIT)
 
 
-def test_what_the_service_refuses_is_raised(client: Any) -> None:
+def test_what_the_service_rejects_is_raised(client: Any) -> None:
     from tinker import types
 
     datum = types.Datum(types.ModelInput.from_ints([1, 2]), {"target_tokens": [1, 10**8], "weights": [1.0, 1.0]})

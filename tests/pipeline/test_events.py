@@ -65,7 +65,7 @@ def test_gradients(autodiff: Any, heard: list[Any]) -> None:
     assert heard[0][2]["track_grad_norms"] is True
 
 
-def test_calls_are_told_apart(heard: list[Any]) -> None:
+def test_calls_are_distinguished(heard: list[Any]) -> None:
     PIPELINE(np.ones(1))
     PIPELINE(np.ones(1))
     assert len({data["call"] for _, _, data in heard}) == 2

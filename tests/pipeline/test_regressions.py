@@ -259,7 +259,7 @@ def test_errors_that_were_raw(make: Any, message: str) -> None:
 
 
 @needs_torch
-def test_track_refuses_a_base_that_is_no_tensor() -> None:
+def test_a_base_of_track_that_is_not_a_tensor_is_an_error() -> None:
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(pn.OptionError, match="track: base=3.0; expected a scalar tensor"):
         pn.gradients.track(NORMS(x), at=x, base=3.0)
@@ -294,7 +294,7 @@ def test_an_exception_that_cannot_speak_is_named() -> None:
         pn.Pipeline([bad])(np.ones(1))
 
 
-def test_a_gradient_without_the_name_of_its_input_is_refused() -> None:
+def test_a_gradient_without_the_name_of_its_input_is_an_error() -> None:
     def alone(x: Any) -> pn.Evaluation:
         return pn.Evaluation(1.0, gradient=x)
 
@@ -302,7 +302,7 @@ def test_a_gradient_without_the_name_of_its_input_is_refused() -> None:
         pn.Pipeline([alone])(np.ones(2))
 
 
-def test_a_promise_without_an_executor_is_told() -> None:
+def test_a_promise_without_an_executor_is_an_error() -> None:
     def promised(x: Any) -> Any:
         return Future()
 

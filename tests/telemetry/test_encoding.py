@@ -87,13 +87,13 @@ def test_keys_become_strings_in_the_same_way_on_both_paths(value: float):
         ({(1, 2): 1.0}, "encode: the value has a key that is a tuple; expected a string"),
     ],
 )
-def test_what_cannot_be_written_is_named_with_its_place(value: object, message: str):
+def test_what_cannot_be_written_is_named_with_its_path(value: object, message: str):
     for write in (encode, dumps):
         with pytest.raises(TypeError, match=message):
             write(value)
 
 
-def test_a_value_inside_itself_is_refused():
+def test_a_value_inside_itself_is_an_error():
     value: list[object] = []
     value.append(value)
     for write in (encode, dumps):

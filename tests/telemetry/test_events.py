@@ -87,7 +87,7 @@ def test_detaching_what_is_not_attached_says_so():
         ((print, []), r"attach: events=\(\); expected at least one name"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message: str):
+def test_what_makes_no_sense_is_an_error(arguments, message: str):
     with pytest.raises(OptionError, match=message):
         attach(*arguments)
     assert events.handlers == ()

@@ -224,7 +224,7 @@ def test_detaching_does_not_close(tmp_path: Path):
     assert len(read(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_unknown_events_are_refused_before_there_is_a_file(tmp_path: Path):
+def test_unknown_events_are_errors_before_there_is_a_file(tmp_path: Path):
     with pytest.raises(OptionError, match='JSONLines: events="pipeline.stpo"; .* did you mean pipeline.stop?'):
         JSONLines(tmp_path / "metrics.jsonl", events=["pipeline.stpo"])
     assert not list(tmp_path.iterdir())

@@ -128,7 +128,7 @@ def test_lines_have_the_level_and_the_id(level: str, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("level", ["loud", "INFO", 20, None, ["info"]])
-def test_other_levels_are_refused(level: object):
+def test_other_levels_are_errors(level: object):
     with pytest.raises(OptionError, match='expected "debug", "info", "warning", "error" or "critical"'):
         attach_logger(level)
     assert events.handlers == ()

@@ -77,7 +77,7 @@ def test_calls_without_a_step_are_counted_once_each(tmp_path: Path):
     assert [step for tag, step, _ in scalars(tmp_path) if tag == "loss/l1"] == [0, 1, 2, 3]
 
 
-def test_events_without_an_output_are_refused(tmp_path: Path):
+def test_events_without_an_output_are_errors(tmp_path: Path):
     sink = TensorBoard(tmp_path)
     with pytest.raises(PenaltiesError, match="got term.stop, which has no output"):
         sink("term.stop", {}, {})

@@ -93,7 +93,7 @@ def test_a_failure_is_recorded_with_its_status(tracer: trace.Tracer, exporter: I
     assert exception.attributes["exception.message"] == "bad value"
 
 
-def test_calls_at_the_same_time_are_told_apart(tracer: trace.Tracer, exporter: InMemorySpanExporter):
+def test_calls_at_the_same_time_are_distinguished(tracer: trace.Tracer, exporter: InMemorySpanExporter):
     with OpenTelemetry(tracer):
         start(1)
         start(2)

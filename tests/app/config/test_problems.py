@@ -404,8 +404,8 @@ TABLES["other"] = VALUES
 def test_any_config_is_read_or_has_problems(raw: dict[str, Any]) -> None:
     """No mistake, or heap of mistakes, is an error of ours."""
     made, wrong = read(Config, raw)
-    told = [*wrong, *checked(made, raw)]
-    assert all(one.where and one.message for one in told)
+    problems = [*wrong, *checked(made, raw)]
+    assert all(one.where and one.message for one in problems)
     assert Config.from_dict(made.to_dict()) == made
     if not wrong:
         assert set(made.model_fields_set) == set(raw)

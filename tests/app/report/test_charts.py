@@ -327,9 +327,9 @@ def test_shares_fill_the_axis():
 
 
 def test_moments_are_lines_across_the_picture():
-    told = [Moment(5, "resumed"), Moment(99, "interrupted")]
+    marked = [Moment(5, "resumed"), Moment(99, "interrupted")]
     numbers = series(*[1.0] * 11)
-    figure = stack("Loss", [line(numbers)], told=told, frame=frame(numbers))
+    figure = stack("Loss", [line(numbers)], marked=marked, frame=frame(numbers))
     assert [(mark.kind, mark.left, mark.title) for mark in figure.marks] == [("moment", 50.0, "resumed at step 5")]
     assert len(Picture(figure).shapes("moment")) == 1
 
@@ -350,9 +350,9 @@ def test_numbers_have_six_digits(values):
 @settings(max_examples=200)
 @given(st.lists(st.floats(1e-12, 1e12), min_size=1))
 def test_ordinary_numbers_have_six_digits(values):
-    told = _digits(np.array(values))
-    assert told == pytest.approx([float(f"{value:.6g}") for value in values], rel=2e-6)
-    assert all(len(repr(number).replace(".", "").replace("-", "").strip("0").partition("e")[0]) <= 7 for number in told)
+    got = _digits(np.array(values))
+    assert got == pytest.approx([float(f"{value:.6g}") for value in values], rel=2e-6)
+    assert all(len(repr(number).replace(".", "").replace("-", "").strip("0").partition("e")[0]) <= 7 for number in got)
 
 
 def test_data_cannot_end_the_script_that_holds_it():

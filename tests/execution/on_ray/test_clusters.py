@@ -54,7 +54,7 @@ class TestTheirCluster:
             assert float(executor.run(pn.Pipeline(terms), np.array([3.0])).total) == 36.0
         ray.kill(one)
 
-    def test_a_cluster_without_room_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cluster_without_room_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @ray.remote(num_cpus=2)
         class Theirs:
             def hello(self) -> str:
@@ -88,7 +88,7 @@ class TestWithoutACluster:
         with pn.Executor() as executor, pytest.raises(pn.MissingLibraryError, match=message):
             executor.run(away(squares), np.ones(1))
 
-    def test_a_cluster_that_cannot_be_reached_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cluster_that_cannot_be_reached_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: dict[str, Any] = {}
 
         def init(**options: Any) -> None:

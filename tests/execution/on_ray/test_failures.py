@@ -162,7 +162,7 @@ class TestFailures:
         running.cancel()
         assert processes(executor) == before
 
-    def test_a_failure_of_ray_itself_is_told(self, monkeypatch: pytest.MonkeyPatch, executor: pn.Executor) -> None:
+    def test_a_failure_of_ray_itself_is_an_error(self, monkeypatch: pytest.MonkeyPatch, executor: pn.Executor) -> None:
         class Odd(TermEvaluator):
             def load(self, parts: Any, body: Any) -> Any:
                 raise ImportError("another release")
@@ -172,7 +172,7 @@ class TestFailures:
         with pn.Executor(max_workers=1) as other, pytest.raises(pn.TermError, match="failed on the cluster: .*another"):
             other.run(away(squares), np.ones(1))
 
-    def test_a_cluster_that_gives_no_workers_is_told(
+    def test_a_cluster_that_gives_no_workers_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, executor: pn.Executor
     ) -> None:
         class Stillborn(TermEvaluator):
@@ -200,7 +200,7 @@ class TestFailures:
         with pn.Executor(max_workers=1) as other:
             probe(other)
 
-    def test_what_cannot_be_read_here_is_told(self, executor: pn.Executor) -> None:
+    def test_what_cannot_be_read_here_is_an_error(self, executor: pn.Executor) -> None:
         class Local:
             def __reduce__(self) -> Any:
                 return _elsewhere, (os.getpid(),)

@@ -90,8 +90,8 @@ def command(
     make([outcome.folder for outcome in outcomes]).save(report)
     comparisons = compared(outcomes)
     if as_json:
-        told: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
-        click.echo(dumps({"kind": "ablation", "folder": str(folder), "report": str(report), "variants": told}))
+        entries: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
+        click.echo(dumps({"kind": "ablation", "folder": str(folder), "report": str(report), "variants": entries}))
     elif not quiet:
         click.echo(f"\n{shown(comparisons)}")
         click.echo(f"report: {report}")

@@ -58,10 +58,10 @@ def _loss(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
         Line(name, css[name], term.contribution, [failure.step for failure in term.failures])
         for name, term in run.terms.items()
     ]
-    told = [Moment(event.step, event.kind) for event in run.events if event.kind in ("resumed", "interrupted")]
+    marked = [Moment(event.step, event.kind) for event in run.events if event.kind in ("resumed", "interrupted")]
     total = Line("total", "total", run.total)
     note = "weight × value of every term, stacked; the line is their sum"
-    return [stack("Loss", folded(drawn), total=total, frame=frame, told=told, note=note, size="full")]
+    return [stack("Loss", folded(drawn), total=total, frame=frame, marked=marked, note=note, size="full")]
 
 
 def _gradient(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
@@ -224,13 +224,13 @@ def events(run: RunLog) -> list[tuple[str, str, str]]:
     """What happened to the run: step, kind and message; checkpoints are summed up in one line."""
     saved = [event for event in run.events if event.kind == "checkpoint"]
     others = [event for event in run.events if event.kind != "checkpoint"]
-    told = [(steps_shown(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
-    if len(told) > _EVENTS:
-        told = [*told[:_EVENTS], ("", "", f"and {steps_shown(len(told) - _EVENTS)} more in metrics.jsonl")]
+    rows = [(steps_shown(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
+    if len(rows) > _EVENTS:
+        rows = [*rows[:_EVENTS], ("", "", f"and {steps_shown(len(rows) - _EVENTS)} more in metrics.jsonl")]
     if saved:
         word = "checkpoint" if len(saved) == 1 else "checkpoints"
-        told.append((steps_shown(saved[-1].step), "saved", f"{steps_shown(len(saved))} {word}, the last at this step"))
-    return told
+        rows.append((steps_shown(saved[-1].step), "saved", f"{steps_shown(len(saved))} {word}, the last at this step"))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Findings:
 
     def look(self, out: LossOutput, step: int, *, measured: bool = True) -> list[Finding]:
         """New findings in the output of a step; between measurements of gradients only failures count."""
-        told: list[Finding] = []
+        found: list[Finding] = []
         # Without cosines, nothing is known about conflicts.
         looked = [kind for kind in _PATIENCE if kind != "conflicts" or out.cosines is not None]
         if not measured:
@@ -49,14 +49,14 @@ class Findings:
                 continue
             key = f"{finding.kind}: {', '.join(finding.terms)}"
             present.add(key)
-            times, last, was_told = self._seen.get(key, (0, step, 0))
+            times, last, reported = self._seen.get(key, (0, step, 0))
             if step - last > _AGAIN:
-                was_told = 0
-            if not was_told and times + 1 >= _PATIENCE[finding.kind]:
-                told.append(finding)
-                was_told = 1
-            self._seen[key] = [times + 1, step, was_told]
+                reported = 0
+            if not reported and times + 1 >= _PATIENCE[finding.kind]:
+                found.append(finding)
+                reported = 1
+            self._seen[key] = [times + 1, step, reported]
         for key, entry in self._seen.items():
             if key not in present and key.partition(":")[0] in looked:
                 entry[0] = 0
-        return told
+        return found

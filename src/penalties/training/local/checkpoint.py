@@ -91,10 +91,12 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
     own = {"form": _FORM, **_about(model)}
     different = [key for key in own if key != "model" and about.get(key) != own[key]]
     if different:
-        told = [f"{key} ({about.get(key)}, not {own[key]})" if isinstance(own[key], int) else key for key in different]
+        differences = [
+            f"{key} ({about.get(key)}, not {own[key]})" if isinstance(own[key], int) else key for key in different
+        ]
         raise InputError(
             f'{function}: {folder} was saved by another model, "{about.get("model")}", not "{own["model"]}": they '
-            f"differ in {', '.join(told)}; create the client as it was when it saved"
+            f"differ in {', '.join(details)}; create the client as it was when it saved"
         )
     return {name: adapter[_peft_name(name)] for name in model.parameters}, training
 

@@ -123,9 +123,9 @@ def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
             yield Mark(kind, left, f"off the scale: {number} at step {step}", words)
 
 
-def moments(sheet: Sheet, told: Sequence[Moment]) -> Iterator[Mark]:
+def moments(sheet: Sheet, marked: Sequence[Moment]) -> Iterator[Mark]:
     """Vertical lines where something happened to the run."""
-    for moment in told:
+    for moment in marked:
         if sheet.frame.left <= moment.step <= sheet.frame.right:
             across = int(sheet.frame.across([moment.step])[0])
             sheet.svg.append(f'<path class="moment" d="M{across} 0V{HEIGHT}"/>')

@@ -47,7 +47,7 @@ def stack(
     frame: Frame,
     total: Line | None = None,
     shares: bool = False,
-    told: Sequence[Moment] = (),
+    marked: Sequence[Moment] = (),
     note: str = "",
     size: Size = "half",
 ) -> Figure:
@@ -98,7 +98,7 @@ def stack(
         marks += beyond(every, scale, edges)
     elif total is not None:
         marks += beyond(sheet, scale, sheet.values[count:])
-    marks += moments(sheet, told)
+    marks += moments(sheet, marked)
     unit: Unit = "share" if shares else ""
     return figure(title, sheet, scale, marks=marks, failures=ticks, stacked=True, unit=unit, note=note, size=size)
 

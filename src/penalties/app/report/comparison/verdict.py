@@ -27,9 +27,9 @@ def compare(found: Sequence[Contender]) -> Verdict:
     headline: Sentence = _first(order)
     if order.lost:
         headline = (*headline, ". ", *clauses(_diverged(order.lost)))
-    told = _together([finding.headline for finding in learned if finding.headline])
-    if told:
-        headline = (*headline, ". ", *clauses(told))
+    shared = _together([finding.headline for finding in learned if finding.headline])
+    if shared:
+        headline = (*headline, ". ", *clauses(shared))
     return Verdict((*headline, "."), [*findings, *learned])
 
 
@@ -185,6 +185,6 @@ def _swept(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
     changed = differences([seedless(group.members[0].run.config or {}) for group in order.groups])
     if len(changed) == 1:
         key, values = next(iter(changed.items()))
-        told = ", ".join(f"{value}: {shown(group.end)}" for value, group in zip(values, order.groups, strict=True))
-        text = f"The runs differ in {key} alone. {order.what.capitalize()} by its value, lowest first: {told}."
+        listing = ", ".join(f"{value}: {shown(group.end)}" for value, group in zip(values, order.groups, strict=True))
+        text = f"The runs differ in {key} alone. {order.what.capitalize()} by its value, lowest first: {listing}."
         yield Finding("compared", (text,))

@@ -32,8 +32,8 @@ def lost(run: RunLog, summary: Summary) -> Iterator[Finding]:
     before = len(summary.broken) - int((run.total.steps >= step).sum())
     earlier = "1 earlier step was" if before == 1 else f"{steps_shown(before)} earlier steps were"
     again = f"; {earlier} NaN or infinite too" if before else ""
-    told = f"The loss became {word} at step {steps_shown(step)}{never}"
-    yield Finding("broken", (told, *_source(run, step), f"{again}."), (told,))
+    text = f"The loss became {word} at step {steps_shown(step)}{never}"
+    yield Finding("broken", (text, *_source(run, step), f"{again}."), (text,))
 
 
 def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -132,9 +132,9 @@ def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
     """A step at which the loss was far above the steps around it."""
     spike = summary.spike
     if spike is not None:
-        told = f"spiked to {shown(spike.value)} at step {steps_shown(spike.step)}"
-        text = f"The loss {told}, against about {shown(spike.level)} around it; the means leave it out."
-        yield Finding("spiked", (text,), (told,))
+        headline = f"spiked to {shown(spike.value)} at step {steps_shown(spike.step)}"
+        text = f"The loss {headline}, against about {shown(spike.level)} around it; the means leave it out."
+        yield Finding("spiked", (text,), (headline,))
 
 
 def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -146,8 +146,9 @@ def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
     pulls = {term.name: pull for term in ranked if (pull := term.pull.at(step)) is not None}
     worst = max(pulls, key=lambda name: pulls[name]) if pulls else None
     source: Sentence = () if worst is None else ("; most of it came from ", Name(worst))
-    told = f"{shown(size, 3)} at step {steps_shown(step)}, {shown(size / summary.usual, 2)} times the usual"
-    text = (f"The gradient exploded: its norm was {told} {shown(summary.usual, 3)} of the first quarter", *source, ".")
+    measured = f"{shown(size, 3)} at step {steps_shown(step)}, {shown(size / summary.usual, 2)} times the usual"
+    usual = f"{shown(summary.usual, 3)} of the first quarter"
+    text = (f"The gradient exploded: its norm was {measured} {usual}", *source, ".")
     yield Finding("exploded", text, (f"its gradient exploded at step {steps_shown(step)}",))
 
 

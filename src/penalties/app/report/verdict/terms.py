@@ -62,9 +62,9 @@ def drove(run: RunLog, summary: Summary) -> Iterator[Finding]:
         text = (*names, f" drove training together: {percent(top)} and {percent(next_share)} {of} on average{caveat}.")
         yield Finding("drove", text, (*names, " drove training"))
     else:
-        told = [(Name(name), f" {percent(share)}") for name, share in ranked if share >= _IDLE]
-        largest = ", the largest" if len(told) > _SHOWN else ""
-        text = (f"No single term drove training{largest}: ", *listed(told[:_SHOWN]), f" {of} on average{caveat}.")
+        parts = [(Name(name), f" {percent(share)}") for name, share in ranked if share >= _IDLE]
+        largest = ", the largest" if len(parts) > _SHOWN else ""
+        text = (f"No single term drove training{largest}: ", *listed(parts[:_SHOWN]), f" {of} on average{caveat}.")
         yield Finding("drove", text, ("no single term drove training",))
     yield from _took_over(run, summary, of)
     yield from _apart(run, summary)
