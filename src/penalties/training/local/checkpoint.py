@@ -91,7 +91,7 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
     own = {"form": _FORM, **_about(model)}
     different = [key for key in own if key != "model" and about.get(key) != own[key]]
     if different:
-        differences = [
+        details = [
             f"{key} ({about.get(key)}, not {own[key]})" if isinstance(own[key], int) else key for key in different
         ]
         raise InputError(
