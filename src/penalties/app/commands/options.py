@@ -4,7 +4,7 @@ import contextlib
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -12,11 +12,13 @@ from ..problems import ConfigError, DataError
 
 __all__ = ["as_json", "command_line", "debug", "folder_of", "quiet", "telling_what_checks", "values"]
 
-debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+_Decorator: TypeAlias = Callable[[Callable[..., Any]], Any]
+
+debug: _Decorator = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 """Read by the program itself if something fails."""
-quiet = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-values = click.option(
+quiet: _Decorator = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+as_json: _Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+values: _Decorator = click.option(
     "--set",
     "overrides",
     multiple=True,
@@ -25,7 +27,7 @@ values = click.option(
 )
 
 
-def folder_of(what: str) -> Callable[[Callable[..., Any]], Any]:
+def folder_of(what: str) -> _Decorator:
     """`--run FOLDER`: the argument `folder`."""
     return click.option(
         "--run",

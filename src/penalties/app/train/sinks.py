@@ -41,7 +41,7 @@ class Sinks:
 
     def __init__(self, folder: Path, config: Mapping[str, Any], step: int, report: Callable[[str], None]) -> None:
         """None yet; the first step that they will receive is `step`, and failures are passed to `report`."""
-        self.folder = folder.absolute()
+        self.folder: Path = folder.absolute()
         self.config = config
         self.step = step
         self.status: str = "errored"

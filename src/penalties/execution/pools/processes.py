@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from ...errors import MissingLibraryError, TermError, TermTimeoutError, said
@@ -43,11 +44,11 @@ class Processes(WorkerPool):
         above = _SHARED if os.access(_SHARED, os.W_OK) else None
         self.folder: str = tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above)
         """For the files that tasks travel in."""
-        self.names = itertools.count()
+        self.names: Iterator[int] = itertools.count()
         self._broker: Brokered | None = None
         self._starting = threading.Lock()
 
-    def new_worker(self) -> "_ProcessWorker":
+    def new_worker(self) -> Worker:
         """A worker without a process."""
         return _ProcessWorker(self)
 
@@ -108,7 +109,8 @@ class _ProcessWorker(Worker):
                     raise
             else:
                 with self.pool.changed:
-                    self._broker, self._connected, self.alive = broker, connected, not self.pool.closed
+                    self._broker, self._connected = broker, connected
+                    self.alive = not self.pool.closed
                 return
 
     def _disconnect(self) -> None:
@@ -121,7 +123,8 @@ class _ProcessWorker(Worker):
 
     def kill(self) -> None:
         with self.pool.changed:
-            alive, self.alive = self.alive, False
+            alive = self.alive
+            self.alive = False
             if alive and self._connected is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._connected.pid, signal.SIGKILL)
@@ -157,7 +160,8 @@ class _ProcessWorker(Worker):
             began = slot.began > 0
             running.lose(self._how_ended(), began=began, counts=began or not self.used)
             return
-        outcome, self.used = Outcome(answer[0]), True
+        outcome = Outcome(answer[0])
+        self.used = True
         if outcome == Outcome.UNKNOWN:
             self._sent.discard(digest)
             self.evaluate(running)

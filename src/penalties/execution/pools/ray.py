@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,9 @@ class RayPool(WorkerPool):
         super().__init__(max_workers)
         self._evaluator: Any = None
         # Until the first worker has connected: then the size of the cluster is known.
-        self.most = 1
+        self.most: int = 1
 
-    def new_worker(self) -> "_RayWorker":
+    def new_worker(self) -> Worker:
         """A worker without an actor."""
         return _RayWorker(self)
 
@@ -73,7 +74,7 @@ class _RayWorker(Worker):
 
     def __init__(self, pool: RayPool) -> None:
         super().__init__(pool, "penalties-ray")
-        self.new_actor = pool.new_actor
+        self.new_actor: Callable[[], Any] = pool.new_actor
         self.actor: Any = None
         self.address: str = ""
 
@@ -100,7 +101,8 @@ class _RayWorker(Worker):
 
     def kill(self) -> None:
         with self.pool.changed:
-            actor, self.actor, self.alive = self.actor, None, False
+            actor, self.actor = self.actor, None
+            self.alive = False
         ray = library()
         if actor is not None and ray.is_initialized():
             # One of an earlier connection ended with that.

@@ -8,8 +8,9 @@ from typing import Any, Final
 from ... import trees
 from ...errors import TermError, WorkerLostError, said
 from ...pipeline.evaluation import Evaluation
-from ..functions import Functions
-from ..remote import opened, request_of
+from ..functions import Function, Functions
+from ..portable import Packed
+from ..remote import Request, opened, request_of
 from ..task import Task
 
 __all__ = ["LOADING", "RemoteTask", "Worker", "WorkerPool", "reason_of"]
@@ -186,8 +187,10 @@ class RemoteTask:
         self.name: str = task.term.name
         self.timeout: float = task.timeout
         self.idempotent: bool = task.term.idempotent
-        self.function = functions.of(task.term)
-        self.request, self.packed = request_of(task, self.function.digest)
+        self.function: Function = functions.of(task.term)
+        request, packed = request_of(task, self.function.digest)
+        self.request: Request = request
+        self.packed: Packed = packed
         self.gradient_bytes: int = sum(array.nbytes for name in task.wrt for array in trees.arrays(task.inputs[name]))
         """How large its gradient may be."""
         self._retried = False

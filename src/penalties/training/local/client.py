@@ -1,9 +1,9 @@
 """A training client in this process: the Tinker protocol on a Hugging Face model with a LoRA adapter."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -34,21 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalTrainingClient"]
 
 _KIND = "TorchLossReturn"
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _awaitable(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """The method for code that awaits, as in the SDK: it returns the same future."""
-
-    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return getattr(self, method.__name__)(*args, **kwargs)
-
-    call.__name__ = f"{method.__name__}_async"
-    call.__doc__ = f"`{method.__name__}`, for code that awaits."
-    return call
 
 
 class LocalTrainingClient:
@@ -157,7 +142,11 @@ class LocalTrainingClient:
         """The loss and the log-probability of every target, without a gradient."""
         return self._submit_pass("forward", data, loss_fn, loss_fn_config, backward=False)
 
-    forward_async = _awaitable(forward)
+    async def forward_async(
+        self, data: Sequence[Any], loss_fn: str = "cross_entropy", loss_fn_config: Mapping[str, Any] | None = None
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        """`forward`, for code that awaits."""
+        return self.forward(data, loss_fn, loss_fn_config)
 
     def forward_backward(
         self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
@@ -169,7 +158,11 @@ class LocalTrainingClient:
         """
         return self._submit_pass("forward_backward", data, loss_fn, loss_fn_config, backward=True)
 
-    forward_backward_async = _awaitable(forward_backward)
+    async def forward_backward_async(
+        self, data: Sequence[Any], loss_fn: str, loss_fn_config: Mapping[str, Any] | None = None
+    ) -> TrainingFuture[ForwardBackwardOutput]:
+        """`forward_backward`, for code that awaits."""
+        return self.forward_backward(data, loss_fn, loss_fn_config)
 
     def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """The log-probability of every target under the model before any training."""
@@ -181,7 +174,9 @@ class LocalTrainingClient:
 
         return self._worker.submit(initial)
 
-    forward_initial_async = _awaitable(forward_initial)
+    async def forward_initial_async(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
+        """`forward_initial`, for code that awaits."""
+        return self.forward_initial(data)
 
     def forward_with_graph(
         self, data: Sequence[Any], reads: Sequence[str] = (), *, evaluate: bool = False
@@ -206,7 +201,11 @@ class LocalTrainingClient:
 
         return self._worker.submit(forward)
 
-    forward_with_graph_async = _awaitable(forward_with_graph)
+    async def forward_with_graph_async(
+        self, data: Sequence[Any], reads: Sequence[str] = (), *, evaluate: bool = False
+    ) -> TrainingFuture[Graph]:
+        """`forward_with_graph`, for code that awaits."""
+        return self.forward_with_graph(data, reads, evaluate=evaluate)
 
     def _submit_pass(
         self, function: str, data: Any, loss_fn: Any, config: Mapping[str, Any] | None, *, backward: bool
@@ -280,7 +279,9 @@ class LocalTrainingClient:
 
         return self._worker.submit(step)
 
-    optim_step_async = _awaitable(optim_step)
+    async def optim_step_async(self, adam_params: Any) -> TrainingFuture[OptimStepResponse]:
+        """`optim_step`, for code that awaits."""
+        return self.optim_step(adam_params)
 
     # Checkpoints.
 
@@ -299,19 +300,27 @@ class LocalTrainingClient:
 
         return self._worker.submit(save)
 
-    save_state_async = _awaitable(save_state)
+    async def save_state_async(
+        self, name: str | Path, *, overwrite: bool = False
+    ) -> TrainingFuture[SaveWeightsResponse]:
+        """`save_state`, for code that awaits."""
+        return self.save_state(name, overwrite=overwrite)
 
     def load_state(self, path: str | Path) -> TrainingFuture[None]:
         """Load the adapter of a checkpoint; the optimizer starts afresh, without gradients."""
         return self._submit_load("load_state", path, optimizer=False)
 
-    load_state_async = _awaitable(load_state)
+    async def load_state_async(self, path: str | Path) -> TrainingFuture[None]:
+        """`load_state`, for code that awaits."""
+        return self.load_state(path)
 
     def load_state_with_optimizer(self, path: str | Path) -> TrainingFuture[None]:
         """Load a whole checkpoint: training continues exactly as it would have after the save."""
         return self._submit_load("load_state_with_optimizer", path, optimizer=True)
 
-    load_state_with_optimizer_async = _awaitable(load_state_with_optimizer)
+    async def load_state_with_optimizer_async(self, path: str | Path) -> TrainingFuture[None]:
+        """`load_state_with_optimizer`, for code that awaits."""
+        return self.load_state_with_optimizer(path)
 
     def _submit_load(self, function: str, path: str | Path, *, optimizer: bool) -> TrainingFuture[None]:
         folder = self._folder(path)
