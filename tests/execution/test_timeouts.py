@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import threading
 import time
 from typing import Any
@@ -35,6 +36,22 @@ def hanging(where: str) -> Any:
 
 
 class TestTimeout:
+    @pytest.mark.slow
+    def test_a_caller_that_is_held_up_takes_the_answer_that_came_in_time(self, executor: pn.Executor) -> None:
+        def briefly(x: Any) -> Any:
+            time.sleep(0.3)
+            return x.sum()
+
+        def hold_the_lock(x: Any) -> Any:
+            time.sleep(0.1)
+            # With the interpreter's lock: no other thread of this process runs.
+            ctypes.PyDLL(None).sleep(3)
+            return x.sum()
+
+        probe(executor, "process")
+        pipeline = pn.Pipeline([pn.Term(briefly, runs="process", timeout=1.5), hold_the_lock])
+        assert float(executor.run(pipeline, {"x": np.ones(2)}).total) == 4.0
+
     @pytest.mark.parametrize("where", ELSEWHERE)
     def test_names_the_term_and_its_neighbours_live(self, executor: pn.Executor, where: Any) -> None:
         # A thread that is abandoned belongs to no shared executor.

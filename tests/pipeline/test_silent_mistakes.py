@@ -1,5 +1,6 @@
 """Gradients, failures and checks that once were wrong without a word."""
 
+import functools
 import pickle
 from concurrent.futures import Future
 from typing import Any
@@ -211,3 +212,60 @@ def test_a_million_equal_values_lose_no_digits(autodiff: Any) -> None:
     assert float(out["l1"].value) == pytest.approx(1e6 * element, rel=1e-6)
     assert float(out["l2"].value) == pytest.approx(1e6 * element**2, rel=1e-6)
     assert float(out["l2"].grad_norm) == pytest.approx(2e3 * element, rel=1e-6)
+
+
+def test_what_one_term_does_to_its_input_does_not_reach_the_next() -> None:
+    def hooked(x: Any) -> Any:
+        x.register_hook(lambda gradient: gradient * 10)
+        return (x**2).sum()
+
+    def detached(x: Any) -> Any:
+        return x.requires_grad_(False).sum()
+
+    def emptied(nest: Any) -> Any:
+        return nest.pop("a").sum()
+
+    x = torch.tensor([1.0, 2.0], device=DEVICE)
+    out = pn.Pipeline([hooked, "l1", detached, "l2"]).value_and_grad(x=x, wrt="x", keep=True)
+    assert [out[name].gradient["x"].tolist() for name in ("l1", "l2")] == [[1.0, 1.0], [2.0, 4.0]]
+    pipeline = pn.Pipeline([emptied, pn.Term("l1", inputs="nest"), pn.Term("l2", inputs="nest")])
+    out = pipeline.value_and_grad(nest={"a": x, "b": 2 * x}, wrt="nest")
+    assert [out.read()[name].value for name in ("emptied", "l1", "l2")] == [3.0, 9.0, 25.0]
+
+
+def test_features_that_terms_share_through_a_cache() -> None:
+    @functools.lru_cache
+    def features(x: Any) -> Any:
+        return x.exp()
+
+    def first(x: Any) -> Any:
+        return features(x).sum()
+
+    def second(x: Any) -> Any:
+        return (features(x) ** 2).sum()
+
+    x = torch.tensor([0.0, 1.0], device=DEVICE)
+    out = pn.Pipeline([first, second]).value_and_grad(x=x, wrt="x")
+    torch.testing.assert_close(out.gradient["x"], x.exp() + 2 * (2 * x).exp())
+
+
+def test_two_parameters_that_read_one_input_add_their_gradients(library: Any) -> None:
+    def both(a: Any, b: Any) -> pn.Evaluation:
+        return pn.Evaluation((a * 2).sum() + (b * 3).sum(), gradient={"a": 0 * a + 2, "b": 0 * b + 3})
+
+    pipeline = pn.Pipeline([pn.Term(both, inputs={"a": "x", "b": "x"})])
+    out = pipeline.value_and_grad(x=library.array([1.0, 2.0]), wrt="x")
+    assert library.numpy(out.gradient["x"]).tolist() == [5.0, 5.0]
+
+
+@needs_jax
+def test_the_derivative_of_a_norm_whose_squares_are_out_of_range() -> None:
+    import jax
+
+    def norm(x: Any) -> Any:
+        return pn.Pipeline(["l2"]).value_and_grad(x=x, wrt="x").total_grad_norm
+
+    x = np.array([1.0, -2.0, 0.5], np.float32)
+    expected = 2 * x / np.sqrt((x * x).sum())
+    for scale in (1e20, 1e-20):
+        np.testing.assert_allclose(jax.grad(norm)(jax.numpy.asarray(x * np.float32(scale))), expected, rtol=1e-5)

@@ -42,7 +42,6 @@ __all__ = [
     "moveaxis",
     "norm",
     "packs",
-    "points",
     "power_iteration",
     "read",
     "separate",
@@ -291,12 +290,8 @@ def read(arrays: Sequence[NDArray]) -> list[Any]:
     return [x.tolist() for x in arrays]
 
 
-def points(leaves: Sequence[NDArray]) -> Sequence[NDArray]:
-    return leaves
-
-
 def value_and_gradients(
-    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], points: Sequence[NDArray], weight: Any
+    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray], weight: Any
 ) -> tuple[NDArray, list[NDArray], list[NDArray | None]]:
     raise GradientError(
         "NumPy has no automatic differentiation: pass torch or JAX arrays, or return "

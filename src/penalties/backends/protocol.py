@@ -205,21 +205,15 @@ class Backend(Protocol):
         """Arrays as numbers, or as lists of them where they are not 0-d, in one transfer from the device."""
         ...
 
-    def points(self, leaves: Sequence[Any], /) -> Sequence[Any]:
-        """The leaves as `value_and_gradients` takes gradients at them: whatever is computed from them ends there."""
-        ...
-
     def value_and_gradients(
-        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], points: Sequence[Any], weight: Any, /
+        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], weight: Any, /
     ) -> tuple[Any, list[Any], list[Any]]:
-        """`fn(points)`, a scalar and further arrays, and the scalar's unscaled gradient at each point.
-
-        A transform may pass `fn` points of its own instead.
+        """`fn(leaves)`, a scalar and further arrays, and the scalar's unscaled gradient at each leaf.
 
         At float16 the gradient is float32: it is taken times the weight, where that is a number, and divided
         by it again, since the product is what a user expects to fit into float16.
 
-        None for a point that the scalar does not depend on, as far as the library can tell.
+        None for a leaf that the scalar does not depend on, as far as the library can tell.
         """
         ...
 

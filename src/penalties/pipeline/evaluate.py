@@ -138,19 +138,18 @@ def differentiate(
             )
         return targets.measured(evaluation, targets.placed(_returned(term, inputs, evaluation.gradient)))
     kept: list[Evaluation] = []
-    points = targets.points if len(indices) == len(targets.points) else [targets.points[index] for index in indices]
 
     def value_of(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
-        # A transform replaces the points by its own.
-        at = targets.inputs if leaves is points else targets.inputs_at(indices, leaves)
-        evaluation = compute(term, at, step, state)
+        # Each term has inputs of its own: a hook, or a change, that one of them makes must not reach the others.
+        evaluation = compute(term, targets.inputs_at(indices, leaves), step, state)
         kept.append(evaluation)
         # JAX and torch.func must return further arrays together with the value, or they would be tracers.
         further = _further(evaluation)
         return evaluation.value, [] if further is None else list(trees.arrays(further))
 
     try:
-        value, further, gradients = ops.value_and_gradients(value_of, points, weight)
+        leaves = [targets.leaves[index] for index in indices]
+        value, further, gradients = ops.value_and_gradients(value_of, leaves, weight)
     except (TermError, InputError):
         raise
     except Exception as error:

@@ -32,7 +32,7 @@ def norm(fn: Callable[[Any], Any], x: Any) -> float:
             raise GradientError(f"gradients.norm: fn returned {value!r}; expected a scalar (0-d) {ops.LIBRARY} float")
         return value, []
 
-    _, _, gradients = ops.value_and_gradients(value_of, ops.points(nest.leaves), 1.0)
+    _, _, gradients = ops.value_and_gradients(value_of, nest.leaves, 1.0)
     present = [gradient for gradient in gradients if gradient is not None]
     return float(ops.read([ops.norm(present)])[0]) if present else 0.0
 

@@ -39,7 +39,7 @@ def evaluation_of(term: Term, read: Mapping[str, Any], result: Any) -> Evaluatio
         value, gradient = ops.stop_gradient(value), None
     elif gradient is not None:
         value = _stitched(term, ops, read, value, gradient)
-        gradient = {term.inputs.get(key, key): part for key, part in gradient.items()}
+        gradient = _by_input(term, read, gradient)
     return Evaluation(
         value,
         gradient,
@@ -111,6 +111,18 @@ def _metric(term: Term, key: object, metric: Any) -> Any:
             term.name, f"returned the metric {key} as {described(metric)}; expected a number or a 0-d array"
         )
     return metric
+
+
+def _by_input(term: Term, read: Mapping[str, Any], gradient: Mapping[str, Any]) -> dict[str, Any]:
+    """The gradient under the names of inputs; those of two parameters that read one input are added."""
+    found: dict[str, Any] = {}
+    for key, part in gradient.items():
+        name = term.inputs.get(key, key)
+        if name in found:
+            pairs = zip(trees.pair(read[name], found[name]), trees.pair(read[name], part), strict=True)
+            part = trees.flatten(read[name]).rebuild(b if a is None else a if b is None else a + b for a, b in pairs)
+        found[name] = part
+    return found
 
 
 def _stitched(term: Term, ops: Backend, read: Mapping[str, Any], value: Any, gradient: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from .term import Term
 __all__ = ["Targets", "requires_gradient"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Targets:
     """The leaves of some inputs that a gradient is taken at, and where they are in their inputs."""
 
@@ -28,10 +28,8 @@ class Targets:
     nests: Mapping[str, Nest]
     wholes: Mapping[str, Any]
     """The inputs themselves."""
-    points: Sequence[Any]
-    """What stands in for each leaf while terms are evaluated: there the graph of a term ends."""
     inputs: CallInputs
-    """The inputs of the call with the points in place."""
+    """The inputs of the call."""
     plain: bool
     """Whether every target is a single array."""
 
@@ -68,11 +66,8 @@ class Targets:
             names += [name] * len(chosen)
             positions += chosen
             leaves += [nest.leaves[i] for i in chosen]
-        points = ops.points(leaves)
         plain = all(nest.structure is None for nest in nests.values())
-        targets = cls(ops, names, leaves, positions, nests, wholes, points, inputs, plain)
-        targets.inputs = targets.inputs_at(range(len(points)), points)
-        return targets
+        return cls(ops, names, leaves, positions, nests, wholes, inputs, plain)
 
     def inputs_at(self, indices: Sequence[int], leaves: Sequence[Any]) -> CallInputs:
         """The inputs of the call with these leaves at these indices."""

@@ -201,15 +201,27 @@ def test_lines_that_are_not_records_are_listed_and_left_out(tmp_path, bad):
     assert not run.torn
 
 
+def test_names_that_are_not_utf8_leave_their_step_readable(tmp_path):
+    folder = small(tmp_path / "run", steps=6)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    index = next(i for i, line in enumerate(lines) if '"step": 4' in line and '"kind": "step"' in line)
+    lines[index] = lines[index][:-1] + ', "errors": {"kl_estimate": "no such file: \\udcff"}}'
+    path.write_text("\n".join([*lines, ""]))
+    run = read(folder)
+    assert run.unreadable == []
+    assert run.steps.tolist() == list(range(6))
+
+
 def test_a_malformed_number_makes_its_line_unreadable(tmp_path):
     folder = small(tmp_path / "run", steps=6)
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines()
-    place = next(place for place, line in enumerate(lines) if '"step": 4' in line and '"kind": "step"' in line)
-    lines[place] = lines[place].replace('"tokens": 804', '"tokens": 8.0.4')
+    index = next(i for i, line in enumerate(lines) if '"step": 4' in line and '"kind": "step"' in line)
+    lines[index] = lines[index].replace('"tokens": 804', '"tokens": 8.0.4')
     path.write_text("\n".join([*lines, ""]))
     run = read(folder)
-    assert run.unreadable == [place + 1]
+    assert run.unreadable == [index + 1]
     assert run.steps.tolist() == [0, 1, 2, 3, 5]
 
 

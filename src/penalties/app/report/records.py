@@ -1,5 +1,6 @@
 """The lines of a log, as far as a report reads them; the rest of a line is not even converted."""
 
+import json
 from typing import Annotated, Any, Final, Literal, Required
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -64,6 +65,13 @@ def parse(line: str) -> LossRecord | EventRecord | None:
     try:
         return _RECORD.validate_json(line)
     except ValidationError as error:
-        if error.errors()[0]["type"] == "union_tag_invalid":
+        problem = error.errors()[0]["type"]
+        if problem == "union_tag_invalid":
             return None
-        raise
+        if problem != "json_invalid":
+            raise
+        # It may be no more than half of a surrogate pair, from the name of a file that is not UTF-8.
+        try:
+            return _RECORD.validate_python(json.loads(line))
+        except RecursionError:
+            raise error from None

@@ -95,8 +95,10 @@ class Sinks:
             self._try(name, sink.flush)
 
     def _handle(self, name: str, *event: Any) -> None:
-        if name in self._sinks and not self._muted:
-            self._try(name, self._sinks[name], *event)
+        # It may have failed meanwhile, in another thread.
+        sink = self._sinks.get(name)
+        if sink is not None and not self._muted:
+            self._try(name, sink, *event)
 
     def _try(self, name: str, do: Callable[..., Any], *arguments: Any) -> None:
         try:

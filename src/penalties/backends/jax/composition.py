@@ -23,7 +23,6 @@ __all__ = [
     "differentiable",
     "gram",
     "norm",
-    "points",
     "read",
     "separate",
     "stitch",
@@ -73,12 +72,8 @@ def read(arrays: Sequence["Array"]) -> list[Any]:
     return [x.tolist() for x in library().device_get(list(arrays))]
 
 
-def points(leaves: Sequence["Array"]) -> Sequence["Array"]:
-    return leaves
-
-
 def value_and_gradients(
-    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], points: Sequence["Array"], weight: Any
+    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"], weight: Any
 ) -> tuple["Array", list["Array"], list[Any]]:
     reached: list[bool] = []
 
@@ -87,14 +82,14 @@ def value_and_gradients(
         return _watch()(value, _Watch(reached)), arrays
 
     jax = library()
-    value, pull_back, arrays = jax.vjp(watched, list(points), has_aux=True)
-    small = builtins.any(point.dtype == jax.numpy.float16 for point in points)
+    value, pull_back, arrays = jax.vjp(watched, list(leaves), has_aux=True)
+    small = builtins.any(leaf.dtype == jax.numpy.float16 for leaf in leaves)
     scale = gradient_scale(weight) if small else 1.0
     (gradients,) = pull_back(jax.numpy.full_like(value, scale))
     gradients = [g.astype("float32") / scale if g.dtype == jax.numpy.float16 else g for g in gradients]
     # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
     gradients = jax.lax.optimization_barrier(gradients)
-    return value, arrays, gradients if reached else [None] * len(points)
+    return value, arrays, gradients if reached else [None] * len(leaves)
 
 
 class _Watch:
@@ -157,7 +152,8 @@ def _length() -> Callable[["Array"], "Array"]:
         return sqrt(squares)
 
     def scaled(squares: "Array", x: "Array") -> "Array":
-        largest = abs(x).max(initial=0)
+        # A constant in derivatives: it cancels.
+        largest = stop_gradient(abs(x).max(initial=0))
         usable = (largest > 0) & (largest < math.inf)
         return jax.numpy.where(usable, largest * sqrt(sum(square(x / largest))), largest)
 

@@ -23,7 +23,6 @@ __all__ = [
     "differentiable",
     "gram",
     "norm",
-    "points",
     "read",
     "separate",
     "stitch",
@@ -87,26 +86,20 @@ def read(arrays: Sequence["Tensor"]) -> list[Any]:
     return [piece.reshape(x.shape).tolist() for piece, x in zip(pieces, arrays, strict=True)]
 
 
-def points(leaves: Sequence["Tensor"]) -> Sequence["Tensor"]:
-    if tracing(leaves):
-        return leaves
-    with _recording():
-        return [_point(leaf) for leaf in leaves]
-
-
 def value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], points: Sequence["Tensor"], weight: Any
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], weight: Any
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
     if torch.compiler.is_compiling() or transformed():
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
-        pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *points, has_aux=True)
+        pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
-        scale = _scale(points, weight)
+        scale = _scale(leaves, weight)
         gradients = [_unscaled(g, scale) for g in pull_back(torch.full_like(value, scale))]
         return value, arrays, [g.detach() if torch.compiler.is_compiling() else g for g in gradients]
     with _recording():
+        points = [_point(leaf) for leaf in leaves]
         value, arrays = fn(points)
         if not value.requires_grad:
             return value, arrays, [None] * len(points)
@@ -265,8 +258,8 @@ def _length(x: "Tensor") -> "Tensor":
     squares = dot(flat, flat)
     if in_range(squares):
         return squares.sqrt()
-    largest = flat.abs().max() if flat.numel() else squares
-    if not 0.0 < float(largest.detach()) < math.inf:
+    largest = flat.detach().abs().max() if flat.numel() else squares
+    if not 0.0 < float(largest) < math.inf:
         return largest
     flat = flat / largest
     return largest * dot(flat, flat).sqrt()

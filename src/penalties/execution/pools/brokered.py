@@ -41,6 +41,9 @@ _SINGLE_THREADED: Final = (
     "NUMEXPR_NUM_THREADS",
 )
 
+_LONGEST_ADDRESS: Final = 100
+"""Bytes in the path of a socket that every system takes."""
+
 _numbers: Final = itertools.count()
 
 
@@ -66,6 +69,8 @@ class Brokered:
         self._connection, theirs = socket.socketpair()
         self._process: subprocess.Popen[bytes] | None = None
         try:
+            if len(os.fsencode(address)) > _LONGEST_ADDRESS:
+                raise OSError(f"the path of its socket is too long: {address}; set TMPDIR to a shorter folder")
             self._listener.bind(address)
             self._listener.listen(workers)
             self._listener.settimeout(_LOOK)

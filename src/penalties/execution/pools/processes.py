@@ -5,6 +5,7 @@ import importlib
 import itertools
 import os
 import pickle
+import select
 import shutil
 import signal
 import tempfile
@@ -191,6 +192,9 @@ class _ProcessWorker(Worker):
             try:
                 return connection.recv(2000)
             except TimeoutError:
+                # This thread may have been held up: what is late is the term, not who waits for it.
+                if select.select([connection], [], [], 0)[0]:
+                    continue
                 patience = _patience(running, slot, sent)
                 # What a term forked may hold the connection open.
                 if not exists(pid):

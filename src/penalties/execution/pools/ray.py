@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+import signal
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ class RayPool(WorkerPool):
         """Actors start with the first term, and so does a cluster where there is none."""
         super().__init__(max_workers)
         self._evaluator: Any = None
+        self.local: bool = False
+        """Whether the cluster is one of our own, on this machine."""
         # Until the first worker has connected: then the size of the cluster is known.
         self.most: int = 1
 
@@ -56,6 +58,7 @@ class RayPool(WorkerPool):
         local = connection.open(self, self.max_workers)
         processors = ray.cluster_resources().get("CPU", 0)
         with self.changed:
+            self.local = local
             self.most = self.max_workers if local else max(int(processors), self.max_workers)
             self.add_workers()
             if self._evaluator is None:
@@ -74,20 +77,22 @@ class _RayWorker(Worker):
 
     def __init__(self, pool: RayPool) -> None:
         super().__init__(pool, "penalties-ray")
-        self.new_actor: Callable[[], Any] = pool.new_actor
+        self.ray_pool: RayPool = pool
         self.actor: Any = None
         self.address: str = ""
+        self._pid = 0
+        """The actor's process, on this machine."""
 
     def connect(self) -> None:
         ray = library()
         for last in (False, True):
-            actor = self.new_actor()
+            actor = self.ray_pool.new_actor()
             with self.pool.changed:
                 self.actor = actor
                 if self.pool.closed:
                     return
             try:
-                self.address = ray.get(actor.address.remote(), timeout=LOADING)
+                pid, node = ray.get(actor.address.remote(), timeout=LOADING)
             except ray.exceptions.RayError as error:
                 self.kill()
                 if self.pool.closed:
@@ -97,17 +102,24 @@ class _RayWorker(Worker):
             else:
                 with self.pool.changed:
                     self.alive = self.actor is actor
+                    self.address = f"process {pid} on {node}"
+                    self._pid = pid if self.alive and self.ray_pool.local else 0
                 return
 
     def kill(self) -> None:
         with self.pool.changed:
             actor, self.actor = self.actor, None
+            pid, self._pid = self._pid, 0
             self.alive = False
         ray = library()
         if actor is not None and ray.is_initialized():
             # One of an earlier connection ended with that.
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor, no_restart=True)
+        if pid:
+            # A cluster that ends right now may not do so, and an actor that is stopped would stay.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def evaluate(self, running: RemoteTask) -> None:
         ray = library()
@@ -131,6 +143,8 @@ class _RayWorker(Worker):
             what = f"took more than {running.timeout:g} s" if began else f"was not loaded within {LOADING:g} s"
             running.fail(TermTimeoutError(running.name, f"{what}; its worker on the cluster was killed"))
         except Exception as error:
+            # Its number may be another's by now.
+            self._pid = 0
             self.kill()
             lost = not reached or isinstance(error, ray.exceptions.RayError)
             if not lost or isinstance(error, ray.exceptions.RayTaskError):
@@ -152,9 +166,9 @@ class TermEvaluator:
         # Arrays come through the memory of the host; an actor has no accelerator unless it was given one.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-    def address(self) -> str:
-        """Which process this is, for messages about its end."""
-        return f"process {os.getpid()} on {library().util.get_node_ip_address()}"
+    def address(self) -> tuple[int, str]:
+        """Which process this is, on which node."""
+        return os.getpid(), library().util.get_node_ip_address()
 
     def load(self, parts: tuple[Any, ...], body: bytes | None) -> tuple[bool, Any]:
         """Load a term; returns whether its function is here, and the failure if it cannot be loaded."""
