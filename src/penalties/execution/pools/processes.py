@@ -192,7 +192,7 @@ class _ProcessWorker(Worker):
             try:
                 return connection.recv(2000)
             except TimeoutError:
-                # This thread may have been held up: what is late is the term, not who waits for it.
+                # This thread may have been held up itself, and the answer may have come in time.
                 if select.select([connection], [], [], 0)[0]:
                     continue
                 patience = _patience(running, slot, sent)

@@ -1,6 +1,7 @@
 """What pools of workers outside this process have in common: a queue, and for each worker a thread that serves it."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import Future
 from typing import Any, Final
@@ -24,7 +25,7 @@ _ENDING: Final = 60.0
 _CLOSED: Final = "the executor was closed before it was done"
 
 
-class WorkerPool:
+class WorkerPool(ABC):
     """Workers that start as they are needed. One that is late or lost is replaced, and its neighbours live on."""
 
     def __init__(self, max_workers: int) -> None:
@@ -38,13 +39,15 @@ class WorkerPool:
         self._waiting: deque[RemoteTask] = deque()
         self._workers: list[Worker] = []
 
+    @abstractmethod
     def new_worker(self) -> "Worker":
         """A worker that has not started."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def why_none(self, error: Exception) -> str:
         """The message where no worker can be started."""
-        raise NotImplementedError
+        ...
 
     def start(self, task: Task) -> "RemoteTask":
         """Queue it; it begins as soon as a worker is free."""
@@ -122,7 +125,7 @@ class WorkerPool:
                 worker.thread.join(_ENDING)
 
 
-class Worker:
+class Worker(ABC):
     """A worker, and the thread that sends it tasks and waits for it.
 
     It takes a task once it is alive: a worker that there is no room for keeps no task waiting.
@@ -137,17 +140,20 @@ class Worker:
         self.running: RemoteTask | None = None
         self.thread: threading.Thread = threading.Thread(target=self._work, name=name, daemon=True)
 
+    @abstractmethod
     def connect(self) -> None:
         """Wait for a worker that is alive; raises where there will be none."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def evaluate(self, running: "RemoteTask") -> None:
         """Have a task evaluated, and settle it."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def kill(self) -> None:
         """End the worker, whatever it does; called by any thread."""
-        raise NotImplementedError
+        ...
 
     def end(self) -> None:
         """Let go of everything, at the end of the thread."""
