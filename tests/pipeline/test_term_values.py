@@ -9,26 +9,7 @@ import pytest
 
 import penalties as pn
 
-
-def scaled(x: Any, *, factor: float = 2.0) -> Any:
-    return factor * x.sum()
-
-
-def collecting(first: Any, *others: Any) -> Any:
-    return first.sum() + sum(other.sum() for other in others)
-
-
-class Length:
-    """A regularizer."""
-
-    name = "length"
-
-    def compute(self, data: Any, logprobs: Any, options: Any) -> Any:
-        return options.get("factor", 1.0) * abs(logprobs).sum(), {"count": len(data)}
-
-
-def total(term: pn.Term, *inputs: Any, **named: Any) -> float:
-    return pn.Pipeline([term])(*inputs, **named).metrics()["total"]
+from .test_term import Length, collecting, scaled, total
 
 
 class TestValues:
