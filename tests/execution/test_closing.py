@@ -16,6 +16,7 @@ from .terms import probe, thread_task
 
 
 class TestClosing:
+    @pytest.mark.slow
     def test_while_terms_run_ends_them(self) -> None:
         executor = pn.Executor(max_workers=1)
         probe(executor, "process")

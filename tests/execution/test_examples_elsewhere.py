@@ -98,6 +98,7 @@ class TestHomology:
             numeric[where] = (homology.one_loop(ahead).value - homology.one_loop(behind).value) / (2 * step)
         np.testing.assert_allclose(found.gradient["code"], numeric, atol=1e-6)
 
+    @pytest.mark.slow
     def test_it_is_a_term_that_can_be_trained_with(self, homology: ModuleType) -> None:
         assert check_term(homology.PIPELINE["one_loop"], {"code": random_points(0)})
 
@@ -141,6 +142,7 @@ class TestSolver:
         best = max(fitting, key=lambda digits: scores[range(3), digits].sum())
         assert tuple(solver.nearest(scores, "??+?=57")) == best
 
+    @pytest.mark.slow
     def test_it_is_a_term_that_can_be_trained_with(self, solver: ModuleType) -> None:
         generator = torch.Generator().manual_seed(0)
         scores = torch.randn(6, 10, dtype=torch.float64, generator=generator).log_softmax(-1)

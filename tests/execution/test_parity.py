@@ -12,12 +12,14 @@ from torch import Tensor
 
 import penalties as pn
 from penalties.backends import double_precision
+from penalties.functional.penalty import facts_of
 from penalties.pipeline.catalogue import BUILT_IN
 
 from .terms import ELSEWHERE
 
 PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
-NAMES = [name for name in BUILT_IN if "gradient_penalty" not in name]
+# Those that reduce arrays: the others take a function, or a number that exists already.
+NAMES = [name for name, fn in BUILT_IN.items() if "reduction" in facts_of(fn).defaults]  # type: ignore[union-attr]
 
 
 def logprobs(seed: int, *shape: int) -> np.ndarray:
@@ -25,8 +27,14 @@ def logprobs(seed: int, *shape: int) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+LABELS = np.array([3, 0, -100, 6, 1])
+
+
 def built_in(name: str, where: Any, weight: float = 0.3) -> pn.Term:
-    return pn.Term(name, weight, inputs=("x", "y") if name in PAIRED else "x", runs=where)
+    facts = facts_of(BUILT_IN[name])
+    assert facts is not None
+    names = ("x", "y") if name in PAIRED else ("x", *("labels" for _ in facts.labels))
+    return pn.Term(name, weight, inputs=names, runs=where)
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
@@ -34,6 +42,7 @@ def built_in(name: str, where: Any, weight: float = 0.3) -> pn.Term:
 def test_penalties_on_torch(executor: pn.Executor, name: str, where: Any) -> None:
     def run(term: pn.Term, runner: Any) -> tuple[Any, Tensor, Tensor]:
         inputs = {"x": torch.tensor(logprobs(0, 5, 7), requires_grad=True), "y": torch.tensor(logprobs(1, 5, 7))}
+        inputs["labels"] = torch.tensor(LABELS)
         out = runner(pn.Pipeline([term]), inputs)
         (2.0 * out.total).backward()
         grad = inputs["x"].grad
@@ -47,17 +56,25 @@ def test_penalties_on_torch(executor: pn.Executor, name: str, where: Any) -> Non
     assert out[name].grad_error is None
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "where"),
+    # JAX compiles every operation of each.
+    [
+        pytest.param(name, where, marks=() if name == "l2" or where == "thread" else pytest.mark.slow)
+        for name in NAMES
+        for where in ELSEWHERE
+    ],
+)
 def test_penalties_on_jax(executor: pn.Executor, name: str, where: Any) -> None:
     y = jnp.asarray(logprobs(1, 5, 7), jnp.float32)
     x = jnp.asarray(logprobs(0, 5, 7), jnp.float32)
+    labels = jnp.asarray(LABELS)
 
     def inline(x: Any) -> Any:
-        return 2.0 * pn.Pipeline([built_in(name, "inline")])(x=x, y=y).total
+        return 2.0 * pn.Pipeline([built_in(name, "inline")])(x=x, y=y, labels=labels).total
 
     def away(x: Any) -> Any:
-        return 2.0 * executor.run(pn.Pipeline([built_in(name, where)]), {"x": x, "y": y}).total
+        return 2.0 * executor.run(pn.Pipeline([built_in(name, where)]), {"x": x, "y": y, "labels": labels}).total
 
     expected, gradient = jax.value_and_grad(inline)(x)
     value, found = jax.value_and_grad(away)(x)
@@ -69,6 +86,7 @@ def test_penalties_on_jax(executor: pn.Executor, name: str, where: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_and_cosines(executor: pn.Executor, name: str, where: Any) -> None:
     inputs = {"x": torch.tensor(logprobs(0, 5, 7)), "y": torch.tensor(logprobs(1, 5, 7))}
+    inputs["labels"] = torch.tensor(LABELS)
 
     def two(where: Any) -> pn.Pipeline:
         return pn.Pipeline([built_in(name, where), pn.Term("l2", 0.1, name="other", inputs="x")])

@@ -66,7 +66,23 @@ def until(happened: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
+class EndsWhenMade(Exception):
+    here: int = 0
+
+    def __init__(self) -> None:
+        if EndsWhenMade.here == os.getpid():
+            os._exit(1)
+
+    def __reduce__(self) -> Any:
+        return EndsWhenMade, ()
+
+
+def raises_what_ends(x: Any) -> Any:
+    raise EndsWhenMade
+
+
 class TestLosses:
+    @pytest.mark.slow
     def test_exit_status_zero_is_a_loss_too(self, pool: Processes) -> None:
         with pytest.raises(pn.WorkerLostError, match="term: its process died"):
             pool.start(task(lambda x: os._exit(0))).result()
@@ -91,6 +107,7 @@ class TestLosses:
         with pytest.raises(pn.WorkerLostError, match=r"term: its process died \(exit status 3\)"):
             pool.start(task(forks, timeout=20.0)).result()
 
+    @pytest.mark.slow
     def test_a_broker_that_dies_is_replaced(self, pool: Processes, tmp_path: Path) -> None:
         began = tmp_path / "began"
         running, waiting = pool.start(task(napping(began))), pool.start(task(total))
@@ -162,22 +179,49 @@ class TestTravelling:
         state = pool.start(task(large)).result().state
         assert state["array"].sum() == 200_000
         assert len(state["bytes"]) == 1_000_000
-        assert not [name for name in os.listdir(pool.folder) if "reply" in name]
 
     def test_a_result_that_cannot_be_pickled_is_an_error(self, pool: Processes) -> None:
         with pytest.raises(pn.TermError, match="term: its result cannot be sent to the caller: TypeError"):
             pool.start(task(lambda x: pn.Evaluation(x.sum(), state=threading.Lock()))).result()
 
-    def test_a_result_that_cannot_be_read_here_is_an_error(self, pool: Processes) -> None:
-        def odd(x: Any) -> Any:
-            class Odd:
-                def __reduce__(self):
-                    return int, ("no number",)
+    def test_a_result_that_is_not_data_is_an_error(self, pool: Processes) -> None:
+        class Ends:
+            def __reduce__(self) -> Any:
+                return os._exit, (1,)
 
-            return pn.Evaluation(x.sum(), state=Odd())
+        with pytest.raises(pn.TermError, match="term: its result cannot be sent to the caller: TypeError: it holds an"):
+            pool.start(task(lambda x: pn.Evaluation(x.sum(), state=[Ends()]))).result()
 
-        with pytest.raises(pn.TermError, match="term: its result cannot be read here: ValueError"):
-            pool.start(task(odd)).result()
+    def test_what_a_worker_sends_is_not_run_here(self, pool: Processes) -> None:
+        def hostile(x: Any) -> Any:
+            import pickle
+
+            from penalties.execution import portable, remote
+
+            pack = remote.dumps_data
+
+            class Ends:
+                def __reduce__(self) -> Any:
+                    return os._exit, (1,)
+
+            def once(value: Any) -> Any:
+                remote.dumps_data = pack
+                return portable.Packed(pickle.dumps(Ends()), [], frozenset())
+
+            remote.dumps_data = once
+            return x.sum()
+
+        with pytest.raises(pn.TermError, match="term: its result cannot be read here: UnpicklingError: it names"):
+            pool.start(task(hostile)).result()
+        assert value(pool.start(task(total))) == 2.0
+
+    def test_what_a_term_raised_is_not_made_again_by_its_own_code(
+        self, pool: Processes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(EndsWhenMade, "here", os.getpid())
+        with pytest.raises(pn.TermError, match="raised EndsWhenMade") as caught:
+            pool.start(task(raises_what_ends)).result()
+        assert isinstance(caught.value.__cause__, EndsWhenMade)
 
     def test_a_function_travels_once(self, pool: Processes, tmp_path: Path) -> None:
         loads = tmp_path / "loads"
@@ -332,6 +376,7 @@ class TestPrograms:
             """
         assert self.run(tmp_path, script) == ["4.0"]
 
+    @pytest.mark.slow
     def test_a_fork_of_the_caller_leaves_the_workers_alone(self, tmp_path: Path) -> None:
         script = """
             import os, sys, warnings
@@ -353,3 +398,27 @@ class TestPrograms:
             print(float(executor.run(pipeline, {"x": np.ones(3)}).total), flush=True)
             """
         assert self.run(tmp_path, script) == ["2.0", "not here", "3.0"]
+
+    def test_a_daemon_thread_that_waits_for_terms_ends_with_the_program_in_silence(self, tmp_path: Path) -> None:
+        script = """
+            import asyncio, threading, time
+            import numpy as np
+            import penalties as pn
+
+            began = threading.Barrier(3)
+
+            def naps(x):
+                began.wait(60)
+                time.sleep(60)
+
+            async def rests(x):
+                began.wait(60)
+                await asyncio.sleep(60)
+
+            executor = pn.Executor(max_workers=1)
+            for pipeline in (pn.Pipeline([pn.Term(naps, runs="thread")]), pn.Pipeline([rests])):
+                threading.Thread(target=executor.run, args=(pipeline, {"x": np.ones(2)}), daemon=True).start()
+            began.wait(60)
+            print("ends")
+            """
+        assert self.run(tmp_path, script) == ["ends"]

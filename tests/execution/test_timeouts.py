@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import sys
 import threading
 import time
 from typing import Any
@@ -191,6 +192,48 @@ class TestTimeout:
             assert caught.value.abandoned
             assert float(executor.run(pn.Pipeline([polite]), {"x": np.ones(2)}).total) == 2.0
             ended.set()
+
+    def test_a_coroutine_that_blocks_its_loop_fails_alone(self) -> None:
+        ended = threading.Event()
+
+        async def blocking(x: Any) -> Any:
+            ended.wait(10.0)
+
+        async def polite(x: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return x.sum()
+
+        neighbours = [pn.Term(polite, name=f"polite {i}", timeout=5.0) for i in range(30)]
+        start = time.monotonic()
+        with pn.Executor() as executor:
+            pipeline = pn.Pipeline([pn.Term(blocking, timeout=0.05, on_error="skip"), *neighbours])
+            assert float(executor.run(pipeline, {"x": np.ones(1)}).total) == 30.0
+            assert executor.abandoned == 1
+            ended.set()
+        assert time.monotonic() - start < 10.0
+
+    @pytest.mark.parametrize("how", ["stop", "exit"])
+    def test_a_coroutine_that_stops_its_loop_fails_alone_and_the_next_has_another(self, how: str) -> None:
+        async def stopping(x: Any) -> Any:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.stop if how == "stop" else sys.exit)
+            await asyncio.sleep(60.0)
+
+        async def polite(x: Any) -> Any:
+            await asyncio.sleep(0.01)
+            return x.sum()
+
+        with pn.Executor() as executor:
+            for _ in range(2):
+                terms = [pn.Term(stopping, name="same", timeout=20.0, on_error="skip"), pn.Term(polite)]
+                out = executor.run(pn.Pipeline(terms), {"x": np.ones(1)})
+                assert float(out.total) == 1.0
+                assert "raised CancelledError" in str(out["same"].error)
+            # A term keeps its loop by its name.
+            terms = [pn.Term(polite, name="same"), pn.Term(polite)]
+            assert float(executor.run(pn.Pipeline(terms), {"x": np.ones(1)}).total) == 2.0
+            # Closing finds one that was stopped, too.
+            executor.run(pn.Pipeline([pn.Term(stopping, on_error="skip")]), {"x": np.ones(1)})
 
     def test_an_inline_term_is_reported_after_the_fact(self, executor: pn.Executor) -> None:
         def slow(x: Any) -> Any:

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -32,14 +33,20 @@ READY: Final = b"!"
 ENDED: Final = struct.Struct("qq")
 """What it sends when a worker has ended: its number, and its exit status."""
 
-LOST: Final = struct.Struct("q")
-"""What the caller sends when a worker has ended and the broker has not said so: its number."""
+LOST: Final = struct.Struct("qq")
+"""What the caller sends when a worker is lost to it: its number, and that of its process."""
 
 _LOOK: Final = 0.2
 """Seconds between looks at the caller."""
 
-_ENDING: Final = 8.0
+_ENDING: Final = 4.0
 """Seconds in which the pool is stopped in order; then everything is killed."""
+
+_REPORT: Final = 0.3
+"""Seconds in which Pebble says that a process has ended, unless its exit status is 0."""
+
+_STARTING: Final = 10.0
+"""Seconds in which a worker begins to serve, once others have: that takes 20 ms, unless the machine is overloaded."""
 
 
 class Config(NamedTuple):
@@ -71,6 +78,11 @@ class Broker:
         self._numbers = itertools.count()
         self._serving: dict[int, Any] = {}
         """By the number of a worker: Pebble's future."""
+        self._lost: dict[int, tuple[int, float]] = {}
+        """By the number of a worker that the caller has lost: its process, and when that was."""
+        self._added: dict[int, float] = {}
+        """By the number of a worker that does not serve yet: when it was added."""
+        self._served = False
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(config.preload))
         self.pool: Any = pebble.ProcessPool(config.workers, context=context)
@@ -86,13 +98,32 @@ class Broker:
                 message = self.connection.recv(LOST.size)
                 if not message:
                     return
-                # Pebble says nothing of a worker that exits with status 0.
-                self._replace(*LOST.unpack(message))
+                number, pid = LOST.unpack(message)
+                self._lost[number] = pid, time.monotonic()
+            self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for number, (pid, since) in list(self._lost.items()):
+            if number not in self._serving:
+                del self._lost[number]
+            elif _kill(pid):
+                self._lost[number] = pid, now
+            elif now - since > _REPORT:
+                self._report(number, 0)
+        for number, future in list(self._serving.items()):
+            if future.running():
+                self._added.pop(number, None)
+                self._served = True
+        if self._served and any(now - since > _STARTING for since in list(self._added.values())):
+            # As where somebody removed the locks that a process needs to start.
+            self._give_up()
 
     def _add_worker(self) -> None:
         number = next(self._numbers)
-        arguments = (self.config.folder, self.config.address, number, self.config.search_path)
+        arguments = (self.config.address, number, self.config.search_path)
         try:
+            self._added[number] = time.monotonic()
             self._serving[number] = future = self.pool.schedule(worker.serve, arguments)
         except RuntimeError:
             self._give_up()
@@ -103,15 +134,17 @@ class Broker:
         """In a thread of Pebble's: a worker has ended."""
         code = getattr(future.exception(), "exitcode", None)
         if code is None:
-            # Pebble gives up on the whole pool where a worker dies before any has begun to serve.
+            # It could not be set up; or Pebble gives up, as where a process dies before any has begun to serve.
             self._give_up()
         else:
+            self._report(number, code)
+
+    def _report(self, number: int, code: int) -> None:
+        """Tell the caller how a worker ended, once, and start another."""
+        if self._serving.pop(number, None) is not None:
+            self._added.pop(number, None)
             with contextlib.suppress(OSError):
                 self.connection.sendall(ENDED.pack(number, code))
-            self._replace(number)
-
-    def _replace(self, number: int) -> None:
-        if self._serving.pop(number, None) is not None:
             self._add_worker()
 
     def _give_up(self) -> None:
@@ -133,6 +166,15 @@ class Broker:
             # It was killed. Else it may go on with another broker, and removes the files itself.
             shutil.rmtree(self.config.folder, ignore_errors=True)
         _kill_group()
+
+
+def _kill(pid: int) -> bool:
+    """Kill a process that is one of ours, if it is still there: the caller cannot reach it."""
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpgid(pid) == os.getpgrp():
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
 
 
 def _kill_group() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from .. import trees
 from ..backends import Backend, owner
+from ..errors import TermError
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.targets import Targets
 from ..pipeline.term import Term
@@ -16,11 +17,10 @@ def wanted(term: Term, inputs: Mapping[str, Any], targets: Targets | None) -> tu
     """The inputs of a term that its gradient is needed at: those that were requested, and those that may be trained."""
     if not term.differentiable:
         return ()
-    requested: set[int] = set() if targets is None else {id(leaf) for leaf in targets.leaves}
     return tuple(
         name
         for name, nest in inputs.items()
-        if any(id(array) in requested or _is_trained(array) for array in trees.arrays(nest))
+        if (targets is not None and targets.touched_by(name)) or any(map(_is_trained, trees.arrays(nest)))
     )
 
 
@@ -32,35 +32,46 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
     home = Evaluation(value, None, evaluation.metrics, evaluation.state, evaluation.duration)
     if not term.differentiable:
         return home
-    pairs = _pairs(ops, inputs, evaluation)
-    trained = [(leaf, part) for _, leaf, part in pairs if part is not None and _is_trained(leaf)]
+    gradient = evaluation.gradient or {}
+    parts = [part for name in gradient for part in _parts(ops, term, name, inputs[name], gradient[name])]
+    arrays = [array for name in gradient for array in trees.arrays(inputs[name])]
+    trained = [
+        i for i, (array, part) in enumerate(zip(arrays, parts, strict=True)) if part is not None and _is_trained(array)
+    ]
+    pairs = [(arrays[i], parts[i]) for i in trained]
     if targets is None:
-        home.value, home.grad_error = _stitched(ops, value, trained), evaluation.grad_error
+        home.value, home.grad_error = _stitched(ops, value, pairs), evaluation.grad_error
         return home
-    known = {id(leaf) for leaf in targets.leaves}
-    if ops.LIBRARY == "JAX" or any(id(leaf) not in known for leaf, _ in trained):
+    indices = [index for name in gradient for index in targets.indices_of(term.name, name, inputs[name])]
+    if ops.LIBRARY == "JAX" or any(indices[i] < 0 for i in trained):
         # PyTorch's total is stitched as a whole, by the sum of gradients, where only targets are trained.
-        home.value = _stitched(ops, value, trained)
-    leaves = targets.placed(pairs)
+        home.value = _stitched(ops, value, pairs)
+    leaves = targets.placed(zip(indices, parts, strict=True))
     if any(leaf is not None for leaf in leaves):
         return targets.measured(home, leaves)
     home.grad_error = evaluation.grad_error or f"it does not read {', '.join(targets.nests)}"
     return home
 
 
-def _pairs(ops: Backend, inputs: Mapping[str, Any], evaluation: Evaluation) -> list[tuple[str, Any, Any]]:
-    """Each array that the term read, with its gradient; None where it has none."""
-    pairs: list[tuple[str, Any, Any]] = []
-    for name, gradient in (evaluation.gradient or {}).items():
-        nest = inputs[name]
-        for leaf, part in zip(trees.arrays(nest), trees.pair(nest, gradient), strict=True):
-            if part is None or owner(leaf) is not ops:
-                pairs.append((name, leaf, None))
-                continue
-            if owner(part) is not ops or ops.device(part) != ops.device(leaf):
-                part = ops.as_array(part, leaf)
-            pairs.append((name, leaf, ops.stop_gradient(part)))
-    return pairs
+def _parts(ops: Backend, term: Term, name: str, nest: Any, gradient: Any) -> list[Any]:
+    """The gradient of each array of an input; None where it has none."""
+    found = trees.pair(nest, gradient)
+    if sum(part is not None for part in found) < len(list(trees.arrays(gradient))):
+        raise TermError(
+            term.name,
+            f'its input "{name}" holds arrays in an iterable that is neither a sequence nor a mapping, and the term '
+            "ran elsewhere; pass them in a list or tuple",
+            "gradient",
+        )
+    parts: list[Any] = []
+    for leaf, part in zip(trees.arrays(nest), found, strict=True):
+        if part is None or owner(leaf) is not ops:
+            parts.append(None)
+            continue
+        if owner(part) is not ops or ops.device(part) != ops.device(leaf):
+            part = ops.as_array(part, leaf)
+        parts.append(ops.stop_gradient(part))
+    return parts
 
 
 def _stitched(ops: Backend, value: Any, trained: Sequence[tuple[Any, Any]]) -> Any:

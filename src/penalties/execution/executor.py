@@ -15,7 +15,8 @@ from ..errors import InputError, OptionError
 from ..functional.options import check_count, check_flag, check_number
 from ..pipeline import LossOutput, Pipeline
 from ..pipeline.awaitables import is_awaitable
-from ..pipeline.call import Gradients, check_wrt, inputs_of, run_call
+from ..pipeline.call import check_wrt, inputs_of, run_call
+from ..pipeline.targets import Gradients
 from ..pipeline.term import LONGEST_TIMEOUT, Term, Weight
 from .ambient import Modes
 from .pools.asynchronous import Async
@@ -117,6 +118,9 @@ class Executor:
             return run_call(pipeline, given, run, weights=weights, step=step, state=state, gradients=gradients)
         except BaseException:
             run.cancel()
+            if not self._close.alive and not threading.main_thread().is_alive():
+                # Python exits, and has closed this executor under a daemon thread, which has nobody to tell: it ends.
+                raise SystemExit from None
             raise
 
     async def run_async(

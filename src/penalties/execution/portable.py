@@ -1,4 +1,8 @@
-"""Objects as bytes, with the arrays inside them apart: how inputs and evaluations travel between processes."""
+"""Objects as bytes, with the arrays inside them apart: how inputs and evaluations travel between processes.
+
+What the caller sends may be anything that can be pickled. What a worker sends back is data: arrays, numbers, strings
+and containers of these. Reading it calls nothing that the bytes name.
+"""
 
 import functools
 import importlib
@@ -6,13 +10,13 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from ..errors import MissingLibraryError
 
-__all__ = ["CapturedError", "Packed", "dumps", "function_bytes", "loads"]
+__all__ = ["CapturedError", "Packed", "dumps", "dumps_data", "function_bytes", "loads", "loads_data"]
 
 
 class Packed(NamedTuple):
@@ -21,7 +25,7 @@ class Packed(NamedTuple):
     data: bytes
     arrays: list[np.ndarray[Any, Any]]
     libraries: frozenset[str]
-    """Those that the arrays belong to: `numpy`, `torch`, `jax`."""
+    """Those that the arrays belong to, as `torch` and `jax`."""
 
 
 class _Kind(NamedTuple):
@@ -43,35 +47,66 @@ class CapturedError(Exception):
 
 def dumps(value: Any) -> Packed:
     """Pack an object. An array that occurs several times travels once."""
-    arrays: list[np.ndarray[Any, Any]] = []
-    known: dict[int, tuple[Any, ...]] = {}
-    kept: list[Any] = []
-    libraries: set[str] = set()
-
-    def reference(part: Any) -> tuple[Any, ...] | None:
-        if id(part) not in known:
-            found = _as_host_array(part)
-            if found is None:
-                return None
-            array, kind = found
-            known[id(part)] = (len(arrays), *kind, array.dtype.str, array.shape)
-            arrays.append(array)
-            libraries.add(kind.library)
-            # An id names an object only while that is alive.
-            kept.append(part)
-        return known[id(part)]
-
-    buffer = io.BytesIO()
+    packing = _Packing()
     try:
-        _PlainPickler(buffer, reference).dump(value)
+        data = packing.plain(value)
     except _NotPlain:
-        return Packed(_pickled(value, reference), arrays, frozenset(libraries))
-    return Packed(buffer.getvalue(), arrays, frozenset(libraries))
+        data = _pickled(value, packing.reference)
+    return packing.packed(data)
+
+
+def dumps_data(value: Any) -> Packed:
+    """Pack data; raises `TypeError` where there is anything else."""
+    packing = _Packing()
+    try:
+        return packing.packed(packing.plain(value))
+    except _NotPlain as error:
+        raise TypeError(
+            f"it holds {error}; expected arrays, numbers, strings, bools, None, and lists, tuples and dicts of these"
+        ) from None
 
 
 def loads(data: bytes, arrays: Sequence[Any] = ()) -> Any:
     """The object again, with arrays of the libraries that they came from, in the memory that is given."""
     return _Unpickler(data, arrays).load()
+
+
+def loads_data(data: bytes, arrays: Sequence[Any] = ()) -> Any:
+    """The same for what `dumps_data` packed; raises where the bytes name anything to be called."""
+    return _DataUnpickler(data, arrays).load()
+
+
+class _Packing:
+    """The arrays of an object that is being packed."""
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.libraries: set[str] = set()
+        self._known: dict[int, tuple[Any, ...]] = {}
+        self._kept: list[Any] = []
+
+    def reference(self, part: Any) -> tuple[Any, ...] | None:
+        """What stands for an array in the bytes; None for anything else."""
+        if id(part) not in self._known:
+            found = _as_host_array(part)
+            if found is None:
+                return None
+            array, kind = found
+            self._known[id(part)] = (len(self.arrays), *kind, array.dtype.str, array.shape)
+            self.arrays.append(array)
+            self.libraries.add(kind.library)
+            # An id names an object only while that is alive.
+            self._kept.append(part)
+        return self._known[id(part)]
+
+    def plain(self, value: Any) -> bytes:
+        """The bytes of an object that is data."""
+        buffer = io.BytesIO()
+        _PlainPickler(buffer, self.reference).dump(value)
+        return buffer.getvalue()
+
+    def packed(self, data: bytes) -> Packed:
+        return Packed(data, self.arrays, frozenset(self.libraries))
 
 
 def function_bytes(value: Any) -> bytes:
@@ -95,7 +130,7 @@ def _pickled(value: Any, reference: Callable[[Any], tuple[Any, ...] | None]) -> 
 
 
 class _NotPlain(Exception):
-    """The object holds something that may have to travel by value."""
+    """The object holds something that is not data, and may have to travel by value."""
 
 
 class _PlainPickler(pickle.Pickler):
@@ -109,7 +144,7 @@ class _PlainPickler(pickle.Pickler):
         return None if type(obj) in _ATOMS else self.reference(obj)
 
     def reducer_override(self, obj: Any) -> Any:
-        raise _NotPlain
+        raise _NotPlain(f"an object of class {type(obj).__qualname__}")
 
 
 @functools.cache
@@ -158,12 +193,19 @@ class _Unpickler(pickle.Unpickler):
         return self.made[index]
 
 
+class _DataUnpickler(_Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}; expected data alone")
+
+
 def _as_host_array(part: Any) -> tuple[np.ndarray[Any, Any], _Kind] | None:
     """An array as one of NumPy's; None for anything else, and for arrays that only their library can pickle."""
-    if type(part) is np.ndarray:
-        if part.dtype.hasobject or part.dtype.names:
+    if type(part) is np.ndarray or isinstance(part, np.generic):
+        array: np.ndarray[Any, Any] = np.asarray(cast("Any", part))
+        if array.dtype.hasobject or array.dtype.names or array.dtype.kind == "T":
             return None
-        return part, _Kind("numpy", part.dtype.str)
+        library = "numpy" if isinstance(part, np.ndarray) else "numpy scalar"
+        return _as_builtin(array), _Kind(library, _dtype_name(array))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(part, torch.Tensor):
         tensor: Any = part
@@ -179,23 +221,41 @@ def _as_host_array(part: Any) -> tuple[np.ndarray[Any, Any], _Kind] | None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(part, jax.Array):
         if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
-            return None
-        return np.asarray(part), _Kind("jax", str(part.dtype))
+            impl = _key_kind(part)
+            return None if impl is None else (np.asarray(jax.random.key_data(part)), _Kind("jax key", impl))
+        array = np.asarray(part)
+        return _as_builtin(array), _Kind("jax", _dtype_name(array))
     return None
 
 
+def _as_builtin(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory under a dtype of NumPy's own: those of `ml_dtypes`, as bfloat16, are additions to it."""
+    return array.view(f"u{array.dtype.itemsize}") if array.dtype.isbuiltin == 2 else array
+
+
+def _dtype_name(array: np.ndarray[Any, Any]) -> str:
+    return array.dtype.name if array.dtype.isbuiltin == 2 else array.dtype.str
+
+
+def _key_kind(key: Any) -> str | None:
+    random = sys.modules["jax"].random
+    kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+    return next((kind for kind in kinds if random.key(0, impl=kind).dtype == key.dtype), None)
+
+
 def _from_host_array(host: np.ndarray[Any, Any], kind: _Kind) -> Any:
-    if kind.library == "numpy":
-        return host
+    if kind.library == "torch":
+        import torch
+
+        module: Any = torch
+        tensor: Any = module.from_numpy(host)
+        if str(tensor.dtype) != f"torch.{kind.dtype}":
+            tensor = tensor.view(getattr(torch, kind.dtype))
+        return tensor.requires_grad_(kind.requires_grad)
+    if kind.library == "jax key":
+        return importlib.import_module("jax.random").wrap_key_data(host, impl=kind.dtype)
+    if host.dtype.str != kind.dtype:
+        host = host.view(getattr(importlib.import_module("ml_dtypes"), kind.dtype))
     if kind.library == "jax":
-        import jax
-
-        numpy: Any = jax.numpy
-        return numpy.asarray(host)
-    import torch
-
-    module: Any = torch
-    tensor: Any = module.from_numpy(host)
-    if str(tensor.dtype) != f"torch.{kind.dtype}":
-        tensor = tensor.view(getattr(torch, kind.dtype))
-    return tensor.requires_grad_(kind.requires_grad)
+        return importlib.import_module("jax.numpy").asarray(host)
+    return host[()] if kind.library == "numpy scalar" else host

@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+from ..arrays import Logits
 from ..backends import double_precision
 from ..errors import TermError, said
 from ..pipeline.awaitables import waiting
@@ -16,10 +18,10 @@ from ..pipeline.term import Term
 from .awaiting import wait_here
 from .evaluating import evaluate_away
 from .failure import Failure
-from .portable import Packed, dumps, loads
+from .portable import Packed, dumps, dumps_data, loads, loads_data
 from .task import Task
 
-__all__ = ["Request", "UnknownFunctionError", "evaluate", "load", "opened", "request_of"]
+__all__ = ["Request", "UnknownFunctionError", "evaluate", "failed", "is_loaded", "load", "opened", "request_of"]
 
 _LOADED: Final = 256
 """Terms that a worker keeps."""
@@ -49,6 +51,11 @@ def request_of(task: Task, digest: str) -> tuple[Request, Packed]:
     except Exception as error:
         raise TermError(task.term.name, f"its inputs cannot be sent to another process: {said(error)}") from error
     return Request(task.term.name, digest, packed.data, _settings(packed.libraries)), packed
+
+
+def is_loaded(request: Request) -> bool:
+    """In the worker: whether the term is there, and the libraries that its inputs need."""
+    return request.digest in _terms and all(library in sys.modules for library in request.settings)
 
 
 def load(request: Request, body: bytes | None) -> Term:
@@ -81,35 +88,48 @@ def evaluate(term: Term, request: Request, arrays: Sequence[Any]) -> Packed:
             with waiting(wait_here):
                 evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
             try:
-                return dumps(_fields(evaluation))
+                return dumps_data(_fields(evaluation))
             except Exception as error:
                 message = f"its result cannot be sent to the caller: {said(error)}"
                 raise TermError(term.name, message) from error
     except BaseException as error:
         # Even one that ends a program: it ends neither the worker nor the caller.
-        return dumps(Failure.of(request.name, error))
+        return failed(request.name, error)
     finally:
         # A term may have forked; its child must not go on as a second worker.
         if os.getpid() != process:
             os._exit(0)
 
 
+def failed(name: str, error: BaseException) -> Packed:
+    """In the worker: an error in place of an evaluation."""
+    return dumps_data(tuple(Failure.of(name, error)))
+
+
 def opened(name: str, data: bytes, arrays: Sequence[Any]) -> Evaluation:
     """In the caller: the evaluation; raises the failure."""
     try:
-        found = loads(data, arrays)
+        found: Any = loads_data(data, arrays)
+        result = Evaluation(**cast("dict[str, Any]", found)) if isinstance(found, dict) else Failure(*found).error()
     except Exception as error:
         raise TermError(name, f"its result cannot be read here: {said(error)}") from error
-    if isinstance(found, Failure):
-        raise found.error()
-    return Evaluation(**found)
+    if isinstance(result, TermError):
+        raise result
+    return result
 
 
 def _fields(evaluation: Evaluation) -> dict[str, Any]:
-    """As a dict: pickling an instance would have to name its class."""
+    """As a dict, which is data."""
     found = {field.name: getattr(evaluation, field.name) for field in dataclasses.fields(evaluation)}
-    # Metrics may be a mappingproxy, which cannot be pickled.
+    # Metrics may be a mappingproxy, which is not.
     found["metrics"] = dict(evaluation.metrics)
+    if evaluation.gradient is not None:
+        found["gradient"] = {
+            name: {"hidden": part.hidden, "weight": part.weight, "bias": part.bias}
+            if isinstance(part, Logits)
+            else part
+            for name, part in evaluation.gradient.items()
+        }
     return found
 
 
@@ -131,7 +151,7 @@ def _settings(libraries: frozenset[str]) -> dict[str, Any]:
         import torch
 
         settings["torch"] = str(torch.get_default_dtype()).removeprefix("torch.")
-    if "jax" in libraries:
+    if libraries & {"jax", "jax key"}:
         import jax
 
         config: Any = jax.config

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import trees
 from ..backends import owner
-from ..errors import BackendError, InputError, NonFiniteError, TermError
+from ..errors import BackendError, InputError, NonFiniteError, TermError, said
 from ..pipeline.announcing import Started
 from ..pipeline.awaitables import is_awaitable, waiting
-from ..pipeline.call import Gradients, is_due
+from ..pipeline.call import is_due
 from ..pipeline.combine import Combination
 from ..pipeline.evaluate import compute
 from ..pipeline.evaluation import Evaluation
@@ -22,7 +22,7 @@ from ..pipeline.kinds import compiling
 from ..pipeline.output.reading import as_numbers
 from ..pipeline.plan import Group, Job, Plan
 from ..pipeline.runner import CallContext, evaluate_group, failed
-from ..pipeline.targets import requires_gradient
+from ..pipeline.targets import Gradients, requires_gradient
 from ..pipeline.term import Term
 from .ambient import Modes
 from .awaiting import close_here, wait_here
@@ -78,7 +78,9 @@ class Run:
                     for n, value in read.items()
                     if n not in at and (_requested(n, wrt) if gradients.wrt else requires_gradient(value))
                 )
-            self.running[term.name] = self._start(term, read, at, step, state.get(term.name))
+            # What cannot start now is tried again with the others, where failing is up to its `on_error`.
+            with contextlib.suppress(TermError):
+                self.running[term.name] = self._start(term, read, at, step, state.get(term.name))
         for term in here:
             read = _read(term, CallInputs.of(there), step)
             if not any(_requested(name, wrt) or requires_gradient(given) for name, given in read.items()):
@@ -165,7 +167,10 @@ class Run:
             self._modes = Modes()
         timeout = self.executor.timeout if term.timeout is None else term.timeout
         inputs = {name: _concrete(term.name, value) for name, value in read.items()}
-        return self.executor.pool(term).start(Task(term, inputs, wrt, step, state, timeout, self._modes))
+        try:
+            return self.executor.pool(term).start(Task(term, inputs, wrt, step, state, timeout, self._modes))
+        except (OSError, MemoryError) as error:
+            raise TermError(term.name, f"could not be started: {said(error)}") from error
 
     def _evaluate_here(self, group: Group, context: CallContext, combination: Combination) -> Sequence[Evaluation]:
         self._check_cancelled(Plan((group,)))
@@ -182,7 +187,7 @@ class Run:
             try:
                 evaluations = evaluate_group(group, context, combination, _finite_or_failed)
             except TermError as error:
-                return [failed(first, error)]
+                return [failed(job, error) for job in group.jobs]
         for job, evaluation in zip(group.jobs, evaluations, strict=True):
             limit = self.executor.timeout if job.term.timeout is None else job.term.timeout
             if evaluation.duration is not None and evaluation.duration > limit:

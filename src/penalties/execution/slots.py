@@ -1,23 +1,24 @@
-"""Memory-mapped files through which tasks and their results travel, used again at the next step."""
+"""Shared memory through which a task and its result travel, used again at the next step.
 
+It is a mapped file without a name: nobody can remove it, and it goes with the processes that have it.
+"""
+
+import contextlib
 import mmap
 import os
-import struct
-import time
+import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
-__all__ = ["START", "Slot", "size_of"]
+__all__ = ["SHARED", "Slot", "size_of"]
+
+SHARED: Final = "/dev/shm"
+"""Where files are in memory, on Linux."""
 
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 * 1024
-_BEGAN: Final = struct.Struct("d")
-
-START: Final = _ALIGNMENT
-"""Where in a slot a task begins; before it is the time at which its function began to run."""
 
 
 def _aligned(nbytes: int) -> int:
@@ -32,39 +33,41 @@ def size_of(data: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> int:
 class Slot:
     """A mapped file that holds one task and its result."""
 
-    def __init__(self, folder: str, name: str, size: int | None = None) -> None:
-        """Map a file; with a size, create it at least that large."""
-        self.name = name
-        self.path: str = os.path.join(folder, name)
-        file = os.open(self.path, os.O_RDWR | (0 if size is None else os.O_CREAT | os.O_EXCL), 0o600)
-        try:
-            if size is not None:
-                # A power of two: batches whose sizes vary a little fit into the same slot.
-                _allocate(file, 1 << (max(size, _SMALLEST) - 1).bit_length())
-            self._memory = mmap.mmap(file, 0)
-        except BaseException:
-            if size is not None:
-                self.unlink()
-            raise
-        finally:
-            os.close(file)
+    def __init__(self, file: int) -> None:
+        """Map an open file."""
+        self._memory = mmap.mmap(file, 0)
+        self._file: IO[bytes] | None = None
+
+    @classmethod
+    def of_size(cls, nbytes: int) -> "Slot":
+        """A new one, of at least so many bytes; raises `OSError` where there are not as many."""
+        # A power of two: batches whose sizes vary a little fit into the same slot.
+        size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
+        with contextlib.ExitStack() as opened:
+            above = SHARED if os.access(SHARED, os.W_OK) else None
+            file = opened.enter_context(tempfile.TemporaryFile(dir=above, buffering=0))
+            _allocate(file.fileno(), size)
+            slot = cls(file.fileno())
+            slot._file = file
+            # It stays open until it is taken.
+            opened.pop_all()
+        return slot
+
+    def take_file(self) -> IO[bytes] | None:
+        """The open file of a new slot, to be passed to another process and closed; None once it was taken."""
+        file, self._file = self._file, None
+        return file
+
+    def close(self) -> None:
+        """Give the memory back, once no process has it mapped."""
+        file = self.take_file()
+        if file is not None:
+            file.close()
+        self._memory.close()
 
     def __len__(self) -> int:
         """Bytes."""
         return len(self._memory)
-
-    @property
-    def began(self) -> float:
-        """When the function was loaded and began to run, by `time.monotonic`, which all processes share; 0 before."""
-        return _BEGAN.unpack_from(self._memory)[0]
-
-    def reset_clock(self) -> None:
-        """A task is about to be sent."""
-        _BEGAN.pack_into(self._memory, 0, 0.0)
-
-    def start_clock(self) -> None:
-        """The function is loaded and begins to run."""
-        _BEGAN.pack_into(self._memory, 0, time.monotonic())
 
     def write(self, offset: int, data: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
         """Copy bytes and arrays into the file, from an aligned offset on."""
@@ -89,11 +92,6 @@ class Slot:
             arrays.append(np.ndarray((size,), np.uint8, self._memory, offset).copy())
             offset += _aligned(size)
         return data, arrays, offset
-
-    def unlink(self) -> None:
-        """Remove the file; its memory is freed once no process has it mapped."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
 
 
 def _allocate(file: int, size: int) -> None:

@@ -3,59 +3,39 @@
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
 import threading
-from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ..errors import TermError, said
-from .failure import Failure
-from .portable import dumps
-from .remote import Request, UnknownFunctionError, evaluate, load
-from .slots import START, Slot, size_of
+from .messages import Answer, Kind, receive_slot
+from .remote import Request, UnknownFunctionError, evaluate, failed, is_loaded, load
+from .slots import Slot, size_of
 
-__all__ = ["Outcome", "reply_name", "serve"]
+__all__ = ["serve"]
 
+_LIMITS: Final = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
-class Outcome(IntEnum):
-    """What has become of a task: the first byte of a worker's answer."""
-
-    DONE = 1
-    """Its result is in the slot."""
-    DONE_BESIDE = 2
-    """Its result is in a file beside the slot."""
-    UNKNOWN = 3
-    """Its function has to be sent again."""
-    FAILED = 4
-    """The worker could not serve it; a message follows."""
+_LARGE: Final = 2**28
+"""Bytes of a task that take their time to read."""
 
 
-def reply_name(slot: str) -> str:
-    """The file for a result that does not fit into the slot."""
-    return f"{slot}-reply"
+def serve(address: str, number: int, search_path: str | None) -> None:
+    """Evaluate one task after another; ends with the process, once the caller is not there any more.
 
-
-def serve(folder: str, address: str, number: int, search_path: str | None) -> None:
-    """Evaluate one task after another; ends with the process, once the caller is not there any more."""
+    Raises, in the broker, where this process cannot be set up.
+    """
+    _set_up(search_path)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    connection.sendall(f"{number} {os.getpid()}".encode())
     try:
-        _set_up(search_path)
-        slot: Slot | None = None
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(address)
-        connection.sendall(f"{number} {os.getpid()}".encode())
-        # One task at a time: the name of its slot, so short that it comes whole.
-        while name := connection.recv(100).decode():
-            try:
-                if slot is None or slot.name != name:
-                    slot = Slot(folder, name)
-                answer = bytes([_evaluated(folder, slot)])
-            except Exception as error:
-                answer = bytes([Outcome.FAILED]) + said(error).encode()[:1000]
-            connection.sendall(answer)
+        _Serving(connection).run()
     finally:
         os._exit(1)
 
@@ -83,29 +63,66 @@ def _end_with_the_broker() -> None:
         os._exit(1)
 
 
-def _evaluated(folder: str, slot: Slot) -> Outcome:
-    header, arrays, start = slot.read(START)
-    parts, body = pickle.loads(header)
-    request = Request(*parts)
-    try:
-        term = load(request, body)
-    except UnknownFunctionError:
-        return Outcome.UNKNOWN
-    except TermError as error:
-        packed = dumps(Failure.of(request.name, error))
-    else:
-        slot.start_clock()
-        packed = evaluate(term, request, arrays)
-    nbytes = size_of(packed.data, packed.arrays)
-    if start + nbytes <= len(slot):
-        slot.write(start, packed.data, packed.arrays)
-        return Outcome.DONE
-    try:
-        beside = Slot(folder, reply_name(slot.name), START + nbytes)
-    except OSError as error:
-        message = f"its result takes {nbytes} bytes of shared memory: {said(error)}"
-        packed = dumps(Failure.of(request.name, TermError(request.name, message)))
-        slot.write(start, packed.data, packed.arrays)
-        return Outcome.DONE
-    beside.write(START, packed.data, packed.arrays)
-    return Outcome.DONE_BESIDE
+def _limits() -> list[tuple[int, int]]:
+    return [resource.getrlimit(limit) for limit in _LIMITS]
+
+
+class _Serving:
+    """The connection to the caller, and the slot that its tasks come in."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._limits = _limits()
+        self._task = 0
+        self._slot: Slot | None = None
+
+    def run(self) -> None:
+        """Until the caller is gone, or this process is not what it was."""
+        last = False
+        while not last:
+            self._task, slot = receive_slot(self._connection)
+            self._slot = slot or self._slot
+            try:
+                last = self._evaluate()
+            except Exception as error:
+                self._send(Kind.FAILED, last=True, why=said(error))
+                last = True
+
+    def _send(self, kind: Kind, *, last: bool = False, nbytes: int = 0, why: str = "") -> None:
+        self._connection.sendall(Answer(self._task, kind, last, nbytes, why).packed())
+
+    def _evaluate(self) -> bool:
+        """Evaluate the task in the slot; returns whether it was the last."""
+        slot = self._slot
+        assert slot is not None, "the first task brings one"
+        large = len(slot) > _LARGE
+        if large:
+            self._send(Kind.TAKEN)
+        header, arrays, start = slot.read(0)
+        parts, body = pickle.loads(header)
+        request = Request(*parts)
+        if not large and not is_loaded(request):
+            self._send(Kind.TAKEN)
+        try:
+            term = load(request, body)
+        except UnknownFunctionError:
+            self._send(Kind.UNKNOWN)
+            return False
+        except TermError as error:
+            packed = failed(request.name, error)
+        else:
+            self._send(Kind.BEGAN)
+            packed = evaluate(term, request, arrays)
+        nbytes = size_of(packed.data, packed.arrays)
+        if start + nbytes > len(slot):
+            self._send(Kind.MORE, nbytes=nbytes)
+            _, room = receive_slot(self._connection)
+            assert room is not None, "a new one"
+            room.write(0, packed.data, packed.arrays)
+            room.close()
+        else:
+            slot.write(start, packed.data, packed.arrays)
+        # Limits that a term changed would be those of the next.
+        last = _limits() != self._limits
+        self._send(Kind.DONE, last=last)
+        return last

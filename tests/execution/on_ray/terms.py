@@ -12,10 +12,12 @@ import numpy as np
 
 import penalties as pn
 from penalties.execution.task import Task
+from penalties.functional.penalty import facts_of
 from penalties.pipeline.catalogue import BUILT_IN
 
 PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
-NAMES = [name for name in BUILT_IN if "gradient_penalty" not in name]
+# Those that reduce arrays: the others take a function, or a number that exists already.
+NAMES = [name for name, fn in BUILT_IN.items() if "reduction" in facts_of(fn).defaults]  # type: ignore[union-attr]
 PATIENCE = 60.0
 """Seconds in which what happens by and by has happened, on a machine that has other things to do."""
 
@@ -43,7 +45,10 @@ def logprobs(seed: int, *shape: int) -> np.ndarray:
 
 
 def built_in(name: str, where: Any) -> pn.Term:
-    return pn.Term(name, 0.3, inputs=("x", "y") if name in PAIRED else "x", runs=where)
+    facts = facts_of(BUILT_IN[name])
+    assert facts is not None
+    names = ("x", "y") if name in PAIRED else ("x", *("labels" for _ in facts.labels))
+    return pn.Term(name, 0.3, inputs=names, runs=where)
 
 
 def away(fn: Any, **arguments: Any) -> pn.Pipeline:
@@ -139,8 +144,3 @@ class Unloadable(SlowToLoad):
 
 def _raise() -> None:
     raise RuntimeError("not here")
-
-
-def _elsewhere(process: int) -> None:
-    if process != os.getpid():
-        raise RuntimeError("not here")

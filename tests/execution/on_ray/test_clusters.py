@@ -1,6 +1,8 @@
 """Clusters: the user's own, none, and one of two nodes."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 import penalties as pn
 from penalties.execution.pools import ray as ray_module
+from penalties.execution.pools import ray_connection
 
 from .terms import PATIENCE, away, connect, eventually, gone, probe, processes, squares
 
@@ -119,6 +122,52 @@ class TestWithoutACluster:
             return any(str(tmp_path).encode() in command for command in commands)
 
         eventually(lambda: not ours())
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("whose", ["ours", "theirs"])
+    def test_one_that_was_stopped_holds_up_neither_terms_nor_closing(
+        self, monkeypatch: pytest.MonkeyPatch, whose: str
+    ) -> None:
+        if whose == "theirs":
+            connect()
+        executor = pn.Executor(max_workers=1)
+        (process,) = processes(executor, 1)
+        (server,) = _children("gcs_server")
+        monkeypatch.setattr(ray_module, "LOADING", 3.0)
+        monkeypatch.setattr(ray_module, "_KILLING", 0.5)
+        monkeypatch.setattr(ray_connection, "_ENDING", 2.0)
+        closing = threading.Thread(target=executor.close, daemon=True)
+        os.kill(server, signal.SIGSTOP)
+        try:
+            # Another worker is needed, which only the server can provide.
+            os.kill(process, signal.SIGKILL)
+            eventually(lambda: gone(process))
+            with ThreadPoolExecutor(1) as threads:
+                running = threads.submit(executor.run, away(squares), np.ones(1))
+                with pytest.raises(pn.WorkerLostError, match=r"^squares: could not start a worker on the cluster"):
+                    running.result(PATIENCE)
+            closing.start()
+            closing.join(PATIENCE)
+            assert not closing.is_alive()
+        finally:
+            os.kill(server, signal.SIGCONT)
+            closing.join(PATIENCE)
+            # A call that the end of the connection overtakes would never return.
+            eventually(lambda: all(thread.name != "penalties-ray-call" for thread in threading.enumerate()))
+            if whose == "theirs":
+                ray.shutdown()
+            eventually(lambda: not ray.is_initialized())
+
+
+def _children(name: str) -> list[int]:
+    """The processes of this name that were started here."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and name in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return found
 
 
 SCRIPT = """

@@ -17,7 +17,7 @@ import penalties as pn
 from penalties.execution.pools import ray as ray_module
 from penalties.execution.pools.ray import RayPool, TermEvaluator
 
-from .terms import PATIENCE, SlowToLoad, Unloadable, _elsewhere, away, eventually, gone, probe, processes, squares, task
+from .terms import PATIENCE, SlowToLoad, Unloadable, away, eventually, gone, probe, processes, squares, task
 
 ray = pytest.importorskip("ray")
 
@@ -67,6 +67,14 @@ class TestFailures:
         assert time.monotonic() - began < PATIENCE
         assert not caught.value.abandoned
         assert float(caught.value.output.total) == 9.0
+        probe(executor)
+
+    def test_a_worker_that_was_stopped_while_it_rested_is_replaced(
+        self, executor: pn.Executor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for process in processes(executor):
+            os.kill(process, signal.SIGSTOP)
+        monkeypatch.setattr("penalties.execution.pools.ray._TAKING", 2.0)
         probe(executor)
 
     def test_the_clock_starts_when_the_term_is_loaded(self, executor: pn.Executor) -> None:
@@ -200,15 +208,14 @@ class TestFailures:
         with pn.Executor(max_workers=1) as other:
             probe(other)
 
-    def test_what_cannot_be_read_here_is_an_error(self, executor: pn.Executor) -> None:
+    def test_what_is_not_data_cannot_be_sent(self, executor: pn.Executor) -> None:
         class Local:
-            def __reduce__(self) -> Any:
-                return _elsewhere, (os.getpid(),)
+            pass
 
         def odd(x: Any) -> pn.Evaluation:
             return pn.Evaluation(x.sum(), state=Local())
 
-        with pytest.raises(pn.TermError, match="odd: its result cannot be read here: RuntimeError: not here"):
+        with pytest.raises(pn.TermError, match="odd: its result cannot be sent to the caller: .* of class Local"):
             executor.run(away(odd), np.ones(1))
 
     def test_executors_share_a_cluster_that_the_last_one_ends(self, executor: pn.Executor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -26,6 +27,7 @@ class TestResults:
     def test_torch_terms_train_as_inline(self, executor: pn.Executor, name: str) -> None:
         def run(where: Any, runner: Any) -> tuple[Tensor, Tensor, dict[str, float]]:
             inputs = {"x": torch.tensor(logprobs(0, 5, 7), requires_grad=True), "y": torch.tensor(logprobs(1, 5, 7))}
+            inputs["labels"] = torch.tensor([3, 0, -100, 6, 1])
             out = runner(pn.Pipeline([built_in(name, where)]), inputs)
             (2.0 * out.total).backward()
             grad = inputs["x"].grad
@@ -80,6 +82,18 @@ class TestResults:
             np.testing.assert_array_equal(state, data + 1)
             # It is the caller's: not a window onto Ray's memory.
             state += 1
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+    def test_dtypes_that_numpy_does_not_have_itself(self, executor: pn.Executor, dtype: str) -> None:
+        def named(x: Any) -> pn.Evaluation:
+            return pn.Evaluation(np.float32(x.astype(np.float32).sum()), state={"seen": str(x.dtype), "x": x})
+
+        array = np.array([1.5, -2.0]).astype(getattr(ml_dtypes, dtype))
+        for x in (array, jnp.asarray(array)):
+            out = executor.run(away(named, differentiable=False), {"x": x})
+            assert float(out.total) == -0.5
+            assert out.state["named"]["seen"] == dtype
+            assert out.state["named"]["x"].dtype == array.dtype
 
     def test_a_term_may_write_to_its_inputs(self, executor: pn.Executor) -> None:
         def centred(x: Any) -> Any:

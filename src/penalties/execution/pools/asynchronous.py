@@ -1,9 +1,12 @@
-"""Terms that are awaited, on an event loop of the executor's own, never on the caller's."""
+"""Terms that are awaited, each on an event loop of its own, never on the caller's."""
 
 import asyncio
+import contextlib
 import inspect
 import sys
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,176 +23,254 @@ from .threads import RunningThread, Threads
 __all__ = ["Async"]
 
 _MOST: Final = 101
-"""Terms that may be awaited at once: those of a pipeline, and its base."""
+"""Terms that may be awaited at once: those of a pipeline, and its base. As many loops are kept."""
 
-_BEAT: Final = 0.5
-"""Seconds in which a loop that is not blocked answers."""
+_GRACE: Final = 0.5
+"""Seconds that a coroutine has to end once it was cancelled."""
 
 
 class Async:
-    """An event loop in a thread of its own, and for each term a thread that waits for its coroutine."""
+    """For each term an event loop, and a thread that waits for its coroutine.
+
+    A coroutine that blocks its loop holds up no other term. A term keeps its loop, as a client of a service belongs
+    to one.
+    """
 
     def __init__(self) -> None:
-        """The loop starts with the first term."""
+        """Loops start as terms need them."""
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._threads = Threads(_MOST)
-        self._blocked: list[threading.Thread] = []
-        self._stubborn: list[asyncio.Task[Any]] = []
+        self._loops: OrderedDict[str, _Loop] = OrderedDict()
+        """By the name of the term."""
+        self._retired: list[_Loop] = []
+        """Loops on which a coroutine runs that was given up."""
+        self._threads = Threads(_MOST, grace=_GRACE)
+        self._closed = False
 
     @property
     def abandoned(self) -> int:
-        """Loops that a coroutine blocks, coroutines that ignored being cancelled, and threads that hang."""
-        blocked = sum(thread.is_alive() for thread in self._blocked)
-        return blocked + sum(not task.done() for task in self._stubborn) + self._threads.abandoned
+        """Coroutines that block or ignored being cancelled, and threads that hang."""
+        return self._threads.abandoned
 
     def start(self, task: Task) -> "_RunningAsync":
-        """Call the function in a thread; what it returns is awaited on the loop."""
-        running = _RunningAsync(self)
-        # JAX differentiates what happens in one thread: there, the term has a loop of its own.
-        waiter = wait_here if task.wrt and _uses_jax(task) else running.wait
-        running.thread = self._threads.start(task, waiter)
+        """Call the function in a thread; what it returns is awaited on the loop of the term."""
+        running = _RunningAsync(self, task)
+        with running.lock:
+            running.thread = self._threads.start(task, running.wait)
         return running
 
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, running."""
+    def take_loop(self, name: str) -> "_Loop":
+        """The loop of a term, running; the caller of this is one of its users until it calls `leave_loop`."""
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_forever, args=(self._loop,), name="penalties-loop", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+            if self._closed:
+                raise RuntimeError("the executor is closed")
+            loop = self._loops.get(name)
+            if loop is None or loop.over:
+                self._loops[name] = loop = _Loop()
+            self._loops.move_to_end(name)
+            loop.users += 1
+            if len(self._loops) > _MOST:
+                unused = next((other for other in self._loops if not self._loops[other].users), None)
+                if unused is not None:
+                    self._loops.pop(unused).stop()
+            return loop
 
-    def runs_on(self, coroutine: asyncio.Task[Any] | None, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a coroutine that was cancelled runs on, because it blocks the loop or ignores it."""
-        ended, beat = threading.Event(), threading.Event()
-
-        def look() -> None:
-            if coroutine is None or coroutine.done():
-                ended.set()
-            else:
-                coroutine.add_done_callback(lambda _: ended.set())
-
-        try:
-            loop.call_soon_threadsafe(look)
-            if ended.wait(_BEAT):
-                return False
-            loop.call_soon_threadsafe(beat.set)
-        except RuntimeError:
-            # The executor was closed meanwhile, and its loop with everything on it.
-            return False
-        if not beat.wait(_BEAT):
-            self._replace(loop)
-        elif coroutine is not None:
-            self._stubborn = [task for task in (*self._stubborn, coroutine) if not task.done()]
-        return True
-
-    def _replace(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up on a loop that is blocked, and on what else is on it; the next term gets a new one."""
+    def leave_loop(self, loop: "_Loop") -> None:
+        """One user less; a loop that was given up ends with the last."""
         with self._lock:
-            if self._loop is loop and self._thread is not None:
-                self._blocked = [thread for thread in (*self._blocked, self._thread) if thread.is_alive()]
-                self._loop = self._thread = None
-                # It ends as soon as it is free again.
-                loop.call_soon_threadsafe(loop.stop)
+            loop.users -= 1
+            if not loop.users and loop in self._retired:
+                self._retired.remove(loop)
+                loop.stop()
+
+    def retire_loop(self, name: str) -> None:
+        """A coroutine on the loop of this term was given up: the next one gets another loop."""
+        with self._lock:
+            loop = self._loops.pop(name, None)
+            if loop is not None and loop.users:
+                self._retired.append(loop)
+            elif loop is not None:
+                loop.stop()
 
     def close(self) -> None:
-        """Cancel what is awaited, and end the loop and the threads."""
+        """Cancel what is awaited, and end the loops and the threads."""
         with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(_BEAT)
+            self._closed = True
+            loops = [*self._loops.values(), *self._retired]
+            self._loops.clear()
+            self._retired.clear()
+        for loop in loops:
+            loop.stop()
+        end = time.monotonic() + 2 * _GRACE
+        for loop in loops:
+            loop.thread.join(max(0.0, end - time.monotonic()))
         self._threads.close()
 
 
-class _RunningAsync:
-    """A term whose coroutine is on the loop, and the thread that waits for it."""
+class _Loop:
+    """An event loop that runs in a thread of its own until it is stopped."""
 
-    def __init__(self, pool: Async) -> None:
-        self.pool = pool
-        self.thread: RunningThread | None = None
+    def __init__(self) -> None:
+        self.users: int = 0
+        self.over: bool = False
+        """Whether it was stopped, perhaps by a coroutine on it."""
         self._lock = threading.Lock()
-        self._waited: Future[Any] | None = None
-        self._coroutine: asyncio.Task[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waited: set[Future[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self.thread: threading.Thread = threading.Thread(target=self._run, name="penalties-loop", daemon=True)
+        try:
+            self.thread.start()
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def wait(self, coroutine: Any) -> Any:
+        """In another thread: wait for a coroutine on this loop."""
+        with self._lock:
+            waited: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._waited.add(waited)
+        try:
+            return waited.result()
+        finally:
+            self._waited.discard(waited)
+            # What it raised refers to this frame.
+            del waited
+
+    def stop(self) -> None:
+        """Stop it as soon as it is free."""
+        # A coroutine may have stopped it before.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            # What a callback of a term raises ends this loop and nothing else.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
+        finally:
+            # Set before waiting callers wake, so that none of them reuses this loop.
+            self.over = True
+            pending = asyncio.all_tasks(loop)
+            for task in pending:
+                task.cancel()
+            if pending:
+                loop.run_until_complete(asyncio.wait(pending, timeout=_GRACE))
+            # Tasks that ignored it have been reported as abandoned; asyncio need not report them again.
+            loop.set_exception_handler(lambda loop, context: None)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            with self._lock:
+                for waited in list(self._waited):
+                    waited.cancel()
+                loop.close()
+
+
+class _RunningAsync:
+    """A term whose coroutine is on its loop, and the thread that waits for it."""
+
+    def __init__(self, pool: Async, task: Task) -> None:
+        self.pool = pool
+        self.name: str = task.term.name
+        self.thread: RunningThread | None = None
+        # JAX differentiates what happens in one thread: there, the coroutine runs in the thread that waits for it.
+        self._here: bool = bool(task.wrt) and _uses_jax(task)
+        self.lock: threading.Lock = threading.Lock()
         self._cancelled = False
-        self._late = False
+        self._awaiting = False
+        self._future: Future[Any] | None = None
+        self._coroutine: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
     def wait(self, awaitable: Any) -> Any:
-        """In the thread: wait for what the loop awaits."""
-        waited: Future[Any]
+        """In the thread: wait for what the term returned."""
+        with self.lock:
+            self._awaiting = True
         if isinstance(awaitable, Future):
-            waited = cast("Future[Any]", awaitable)
-        else:
-            loop, noted = self.pool.loop(), self._noted(awaitable, Modes())
-            try:
-                waited = asyncio.run_coroutine_threadsafe(noted, loop)
-            except RuntimeError:
-                # The executor was closed meanwhile.
-                for coroutine in (noted, awaitable):
-                    getattr(coroutine, "close", int)()
-                raise
-            self._loop = loop
-        with self._lock:
-            self._waited = waited
-            if self._cancelled:
-                waited.cancel()
+            return self._wait_for_future(cast("Future[Any]", awaitable))
         try:
-            found = waited.result()
+            found = self._wait_for_coroutine(awaitable)
         finally:
             _close_unstarted(awaitable)
             # Its context refers to this object: the cycle would keep its graph until the garbage collector runs.
-            self._coroutine = self._waited = None
+            self._coroutine = None
         if isinstance(found, _Ended):
             raise found.error
         return found
 
-    async def _noted(self, awaitable: Any, modes: Modes) -> Any:
-        self._coroutine = asyncio.current_task()
+    def _wait_for_coroutine(self, awaitable: Any) -> Any:
+        if self._here:
+            return wait_here(self._noted(awaitable))
+        loop = self.pool.take_loop(self.name)
+        noted = self._noted(_InModes(awaitable, Modes()))
         try:
-            return await _InModes(awaitable, modes)
+            return loop.wait(noted)
+        finally:
+            _close_unstarted(noted)
+            self.pool.leave_loop(loop)
+
+    def _wait_for_future(self, future: "Future[Any]") -> Any:
+        with self.lock:
+            self._future = future
+            if self._cancelled:
+                future.cancel()
+        try:
+            return future.result(self._left())
+        except TimeoutError:
+            # Of the future itself, or of the waiting, which ends here.
+            future.cancel()
+            raise
+
+    async def _noted(self, awaitable: Any) -> Any:
+        """Await it until it is late: then it is cancelled, here, whatever else this process is busy with."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "on a loop"
+        with self.lock:
+            self._coroutine = loop, task
+            if self._cancelled:
+                task.cancel()
+        late = loop.call_later(self._left(), task.cancel)
+        # What it raises refers to this frame.
+        del task
+        try:
+            return await awaitable
         except (SystemExit, KeyboardInterrupt) as error:
             return _Ended(error)
+        finally:
+            late.cancel()
+
+    def _left(self) -> float:
+        assert self.thread is not None, "started"
+        assert self.thread.started is not None, "begun"
+        return max(0.0, self.thread.started + self.thread.timeout - time.monotonic())
 
     def result(self) -> Evaluation:
-        """Wait until it is done or late; a late one is cancelled."""
+        """Wait until it is done or late."""
         thread = self.thread
         assert thread is not None, "started"
         try:
             return thread.result()
         except TermTimeoutError as late:
-            self._late = True
-            if not late.abandoned or self._waited is None:
+            if not self._awaiting:
                 raise
-            runs_on = self._stop()
-            if not runs_on:
-                # Its thread ends with it, and no longer counts as abandoned.
-                thread.done.wait(_BEAT)
-            end = "could not be cancelled, since it blocks or ignores that: it runs on" if runs_on else "was cancelled"
+            end = "was cancelled"
+            if late.abandoned:
+                end = "could not be cancelled, since it blocks or ignores that: it runs on"
+                self.pool.retire_loop(self.name)
             message = f"took more than {thread.timeout:g} s, and {end}"
-            raise TermTimeoutError(thread.name, message, abandoned=runs_on) from None
+            raise TermTimeoutError(thread.name, message, abandoned=late.abandoned) from None
 
     def cancel(self) -> None:
-        """Cancel the coroutine, if it allows that."""
-        if not self._late:
-            self._stop()
-
-    def _stop(self) -> bool:
-        """Cancel the coroutine; returns whether it runs on all the same."""
-        with self._lock:
+        """Cancel the coroutine; its thread ends when that does."""
+        assert self.thread is not None, "started"
+        with self.lock:
             self._cancelled = True
-            # Before it is cancelled: the waiting thread then lets go of both.
-            waited, coroutine = self._waited, self._coroutine
-        if waited is None:
-            assert self.thread is not None, "started"
-            self.thread.cancel()
-            return False
-        waited.cancel()
-        return self._loop is not None and self.pool.runs_on(coroutine, self._loop)
+            if self._future is not None:
+                self._future.cancel()
+            if self._coroutine is not None:
+                loop, task = self._coroutine
+                # Closed meanwhile, with everything on it.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(task.cancel)
+        self.thread.cancel()
 
 
 def _close_unstarted(awaitable: Any) -> None:
@@ -232,22 +313,6 @@ class _InModes:
                 raise
             except BaseException as error:
                 thrown = error
-
-
-def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        pending = asyncio.all_tasks(loop)
-        for task in pending:
-            task.cancel()
-        if pending:
-            loop.run_until_complete(asyncio.wait(pending, timeout=_BEAT))
-        # Tasks that ignored it have been reported as abandoned; asyncio need not report them again.
-        loop.set_exception_handler(lambda loop, context: None)
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 def _uses_jax(task: Task) -> bool:

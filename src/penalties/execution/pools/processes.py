@@ -1,39 +1,34 @@
 """Terms in processes: for those that hold the interpreter's lock, hang or crash."""
 
 import contextlib
+import errno
 import importlib
-import itertools
 import os
 import pickle
-import select
-import shutil
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from ...errors import MissingLibraryError, TermError, TermTimeoutError, said
-from ..slots import START, Slot, size_of
+from ..messages import Answer, Kind
+from ..slots import Slot, size_of
 from ..task import Task
-from ..worker import Outcome, reply_name
-from .brokered import Brokered, Connected, exists
+from .brokered import Brokered
+from .connected import NO_ANSWER, Connected, GoneError, exists
 from .workers import LOADING, RemoteTask, Worker, WorkerPool
 
 __all__ = ["Processes"]
 
-_SHARED: Final = "/dev/shm"
-"""Where files are in memory, on Linux."""
-
 _ROOM: Final = 16 * 1024
 """Bytes that a slot has for a result beside the gradient: metrics, state, errors."""
 
-_LOOK: Final = 0.05
-"""Seconds between looks at a task whose function is being loaded."""
-
 _ALIVE: Final = 0.5
 """Seconds between looks at a worker that evaluates a term, whose end may not be seen at its connection."""
+
+_TAKING: Final = (1.0, 5.0)
+"""Seconds in which a worker takes a task, at least and at most: else it was stopped, or is held up. In between, as long
+as the term may take."""
 
 
 class Processes(WorkerPool):
@@ -42,10 +37,6 @@ class Processes(WorkerPool):
     def __init__(self, max_workers: int) -> None:
         """Workers start with the first term."""
         super().__init__(max_workers)
-        above = _SHARED if os.access(_SHARED, os.W_OK) else None
-        self.folder: str = tempfile.mkdtemp(prefix=f"penalties-{os.getpid()}-", dir=above)
-        """For the files that tasks travel in."""
-        self.names: Iterator[int] = itertools.count()
         self._broker: Brokered | None = None
         self._starting = threading.Lock()
 
@@ -73,18 +64,17 @@ class Processes(WorkerPool):
             if broker is None or broker.ended:
                 if broker is not None:
                     broker.close()
-                self._broker = broker = Brokered(self.folder, self.max_workers)
+                self._broker = broker = Brokered(self.max_workers)
             if self.closed:
                 broker.close()
             return broker
 
     def close(self) -> None:
-        """Kill every worker, and remove the files."""
+        """Kill every worker."""
         self.closed = True
         if self._broker is not None:
             self._broker.close()
         super().close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _ProcessWorker(Worker):
@@ -117,7 +107,7 @@ class _ProcessWorker(Worker):
     def _disconnect(self) -> None:
         """Let go of a process that has ended."""
         if self._connected is not None:
-            self._connected.connection.close()
+            self._connected.close()
             self._connected = None
         self._sent.clear()
         self._drop_slot()
@@ -127,7 +117,8 @@ class _ProcessWorker(Worker):
             alive = self.alive
             self.alive = False
             if alive and self._connected is not None:
-                with contextlib.suppress(ProcessLookupError):
+                # It may be gone, and its number another's.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(self._connected.pid, signal.SIGKILL)
 
     def end(self) -> None:
@@ -135,97 +126,131 @@ class _ProcessWorker(Worker):
         self._disconnect()
 
     def evaluate(self, running: RemoteTask) -> None:
+        assert self._connected is not None, "alive"
         digest = running.function.digest
         body = None if digest in self._sent else running.function.body
         header = pickle.dumps((tuple(running.request), body))
         # The result comes after the task.
-        start = START + size_of(header, running.packed.arrays)
-        nbytes = start + running.gradient_bytes + _ROOM
+        start = size_of(header, running.packed.arrays)
+        exchange = _Exchange(self._connected, running)
         try:
-            slot = self._slot_of(nbytes)
-        except OSError as error:
-            message = f"there is no room for {nbytes} bytes of shared memory: {said(error)}"
-            running.fail(TermError(running.name, f"{message}; a container gets more with --shm-size"), error)
+            slot = self._slot_of(running.name, start + running.gradient_bytes + _ROOM)
+            slot.write(0, header, running.packed.arrays)
+            answer = exchange.answer(slot)
+            if answer.kind == Kind.UNKNOWN and body is not None:
+                raise GoneError("its worker did not load its function")
+            result = exchange.result(slot, start) if answer.kind == Kind.DONE else None
+        except TermError as error:
+            if exchange.sent:
+                self.kill()
+            running.fail(error, error.__cause__)
+            if exchange.sent:
+                self._how_ended()
             return
-        slot.reset_clock()
-        slot.write(START, header, running.packed.arrays)
-        try:
-            answer = self._answer(running, slot)
-        except TermTimeoutError as error:
-            self.kill()
-            running.fail(error)
-            self._how_ended()
-            return
-        if not answer:
+        except GoneError as error:
             self.alive = False
-            began = slot.began > 0
-            running.lose(self._how_ended(), began=began, counts=began or not self.used)
+            how = self._how_ended()
+            running.lose(str(error) or how, began=exchange.began, counts=exchange.began or not self.used)
             return
-        outcome = Outcome(answer[0])
         self.used = True
-        if outcome == Outcome.UNKNOWN:
-            self._sent.discard(digest)
-            self.evaluate(running)
-        elif outcome == Outcome.FAILED:
-            message = f"could not be evaluated in a worker: {answer[1:].decode(errors='replace')}"
-            running.fail(TermError(running.name, message))
-        else:
-            self._sent.add(digest)
-            if outcome == Outcome.DONE_BESIDE:
-                slot, start = Slot(self.processes.folder, reply_name(slot.name)), START
-                slot.unlink()
-            data, arrays, _ = slot.read(start)
-            running.settle(data, arrays)
+        self.alive = not answer.last
+        self._sent.add(digest)
         if body is not None:
             # A function may hold a whole model.
             self._drop_slot()
-
-    def _answer(self, running: RemoteTask, slot: Slot) -> bytes:
-        """What the process answers; nothing where it has ended."""
-        assert self._connected is not None, "alive"
-        connection, _, pid = self._connected
-        sent, patience = time.monotonic(), running.timeout
-        with contextlib.suppress(OSError):
-            connection.sendall(slot.name.encode())
-        while True:
-            connection.settimeout(min(patience, _ALIVE))
-            try:
-                return connection.recv(2000)
-            except TimeoutError:
-                # This thread may have been held up itself, and the answer may have come in time.
-                if select.select([connection], [], [], 0)[0]:
-                    continue
-                patience = _patience(running, slot, sent)
-                # What a term forked may hold the connection open.
-                if not exists(pid):
-                    return b""
-            except OSError:
-                return b""
+        if answer.kind == Kind.UNKNOWN:
+            self._sent.discard(digest)
+            self.evaluate(running)
+        elif result is None:
+            running.fail(TermError(running.name, f"could not be evaluated in a worker: {answer.why}"))
+        else:
+            running.settle(*result)
+        if answer.last:
+            self._how_ended()
 
     def _how_ended(self) -> str:
         if self.pool.closed:
             return ""
         assert self._broker is not None, "it was alive"
         assert self._connected is not None, "it was alive"
-        return self._broker.how_ended(self._connected.number)
+        return self._broker.how_ended(self._connected)
 
-    def _slot_of(self, nbytes: int) -> Slot:
+    def _slot_of(self, name: str, nbytes: int) -> Slot:
         if self._slot is None or len(self._slot) < nbytes:
             self._drop_slot()
-            self._slot = Slot(self.processes.folder, f"slot-{next(self.processes.names)}", nbytes)
+            self._slot = _new_slot(name, nbytes)
         return self._slot
 
     def _drop_slot(self) -> None:
         slot, self._slot = self._slot, None
         if slot is not None:
-            slot.unlink()
+            slot.close()
 
 
-def _patience(running: RemoteTask, slot: Slot, sent: float) -> float:
-    """Seconds to wait before the next look; raises where the task is late."""
-    began, now = slot.began, time.monotonic()
-    if began and now - began >= running.timeout:
-        raise TermTimeoutError(running.name, f"took more than {running.timeout:g} s; its process was killed")
-    if not began and now - sent > LOADING:
-        raise TermTimeoutError(running.name, f"was not loaded within {LOADING:g} s; its process was killed")
-    return began + running.timeout - now if began else _LOOK
+class _Exchange:
+    """A task that is sent, and what comes of it."""
+
+    def __init__(self, connected: Connected, running: RemoteTask) -> None:
+        self.sent: bool = False
+        self.began: bool = False
+        """Whether its function has begun to run."""
+        self._connected = connected
+        self._running = running
+        self._room: Slot | None = None
+        """For a result that does not fit into the slot."""
+
+    def answer(self, slot: Slot) -> Answer:
+        """Send it, and wait for its end; raises `TermTimeoutError` where it is late, and `GoneError`."""
+        shortest, longest = _TAKING
+        deadline = time.monotonic() + min(max(self._running.timeout, shortest), longest)
+        late: Exception = GoneError("its worker did not take it")
+        before = 0
+        self.sent = True
+        self._connected.send(slot)
+        while True:
+            answer = self._connected.answer(min(deadline - time.monotonic(), _ALIVE))
+            if answer is None:
+                if time.monotonic() >= deadline:
+                    raise late
+                # What a term forked may hold the connection open.
+                if not exists(self._connected.pid):
+                    raise GoneError
+                continue
+            if answer.kind <= before:
+                # Each is sent once, in the order of their numbers: one that came again and again would be waited for
+                # for ever.
+                raise GoneError(NO_ANSWER)
+            before = answer.kind
+            if answer.kind == Kind.TAKEN:
+                deadline, late = time.monotonic() + LOADING, self._late(f"was not loaded within {LOADING:g} s")
+            elif answer.kind == Kind.BEGAN:
+                timeout = self._running.timeout
+                self.began = True
+                deadline, late = time.monotonic() + timeout, self._late(f"took more than {timeout:g} s")
+            elif answer.kind == Kind.MORE:
+                self._room = _new_slot(self._running.name, answer.nbytes)
+                self._connected.offer(self._room)
+            else:
+                return answer
+
+    def _late(self, how: str) -> TermTimeoutError:
+        return TermTimeoutError(self._running.name, f"{how}; its process was killed")
+
+    def result(self, slot: Slot, start: int) -> tuple[bytes, list[Any]]:
+        """What the worker has written, copied."""
+        room, offset = (slot, start) if self._room is None else (self._room, 0)
+        try:
+            return room.read(offset)[:2]
+        except (TypeError, ValueError, MemoryError) as error:
+            raise GoneError("its worker wrote something that is not a result") from error
+        finally:
+            if self._room is not None:
+                self._room.close()
+
+
+def _new_slot(name: str, nbytes: int) -> Slot:
+    try:
+        return Slot.of_size(nbytes)
+    except (OSError, MemoryError, OverflowError) as error:
+        hint = "; a container gets more with --shm-size" if getattr(error, "errno", None) == errno.ENOSPC else ""
+        raise TermError(name, f"there is no room for {nbytes} bytes of shared memory: {said(error)}{hint}") from error

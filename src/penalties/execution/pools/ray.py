@@ -3,19 +3,27 @@
 import contextlib
 import os
 import signal
-from typing import Any
+import time
+from typing import Any, Final
 
 import numpy as np
 
 from ...errors import TermError, TermTimeoutError
-from ..failure import Failure
-from ..portable import dumps
-from ..remote import Request, UnknownFunctionError, evaluate, load
+from ..remote import Request, UnknownFunctionError, evaluate, failed, load
 from ..task import Task
-from .ray_connection import connection, library
+from .ray_connection import answered, connection, library
 from .workers import LOADING, RemoteTask, Worker, WorkerPool, reason_of
 
 __all__ = ["RayPool", "TermEvaluator"]
+
+_LOOK: Final = 1.0
+"""Seconds between looks at an actor that starts."""
+
+_KILLING: Final = 2.0
+"""Seconds in which Ray takes note that an actor is to be killed: it waits for a cluster that was stopped."""
+
+_TAKING: Final = 20.0
+"""Seconds in which an actor that is alive says whether it has a function: else it was stopped, or is held up."""
 
 
 class RayPool(WorkerPool):
@@ -44,7 +52,7 @@ class RayPool(WorkerPool):
         return _RayWorker(self)
 
     def why_none(self, error: Exception) -> str:
-        """The message where no actor can be had."""
+        """The message where no actor could be started."""
         return f"could not start a worker on the cluster: {reason_of(error)}"
 
     def start(self, task: Task) -> RemoteTask:
@@ -56,10 +64,10 @@ class RayPool(WorkerPool):
         """An actor, which may not have started yet, on any node."""
         ray = library()
         local = connection.open(self, self.max_workers)
-        processors = ray.cluster_resources().get("CPU", 0)
+        processors = 0 if local else answered(LOADING, ray.cluster_resources).get("CPU", 0)
         with self.changed:
             self.local = local
-            self.most = self.max_workers if local else max(int(processors), self.max_workers)
+            self.most = max(int(processors), self.max_workers)
             self.add_workers()
             if self._evaluator is None:
                 self._evaluator = ray.remote(TermEvaluator)
@@ -92,7 +100,7 @@ class _RayWorker(Worker):
                 if self.pool.closed:
                     return
             try:
-                pid, node = ray.get(actor.address.remote(), timeout=LOADING)
+                pid, node = self._started(actor)
             except ray.exceptions.RayError as error:
                 self.kill()
                 if self.pool.closed:
@@ -106,6 +114,17 @@ class _RayWorker(Worker):
                     self._pid = pid if self.alive and self.ray_pool.local else 0
                 return
 
+    def _started(self, actor: Any) -> tuple[int, str]:
+        """Wait for an actor, until it is late or the pool is closed: a cluster that was stopped answers nothing."""
+        ray = library()
+        found, end = actor.address.remote(), time.monotonic() + LOADING
+        while True:
+            try:
+                return ray.get(found, timeout=min(_LOOK, LOADING))
+            except ray.exceptions.GetTimeoutError:
+                if self.pool.closed or time.monotonic() > end:
+                    raise
+
     def kill(self) -> None:
         with self.pool.changed:
             actor, self.actor = self.actor, None
@@ -114,8 +133,8 @@ class _RayWorker(Worker):
         ray = library()
         if actor is not None and ray.is_initialized():
             # One of an earlier connection ended with that.
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor, no_restart=True)
+            with contextlib.suppress(ray.exceptions.RayError, ConnectionError):
+                answered(_KILLING, ray.kill, actor)
         if pid:
             # A cluster that ends right now may not do so, and an actor that is stopped would stay.
             with contextlib.suppress(ProcessLookupError):
@@ -129,7 +148,7 @@ class _RayWorker(Worker):
             if not ray.is_initialized():
                 raise ConnectionError("the connection to the cluster was closed")
             # First without the function: is the actor still there, and does it have it?
-            known, reply = ray.get(actor.load.remote(request, None), timeout=LOADING)
+            known, reply = ray.get(actor.load.remote(request, None), timeout=_TAKING)
             reached = True
             if not known:
                 _, reply = ray.get(actor.load.remote(request, running.function.body), timeout=LOADING)
@@ -140,6 +159,9 @@ class _RayWorker(Worker):
                 self.used = True
         except ray.exceptions.GetTimeoutError:
             self.kill()
+            if not reached:
+                running.lose(f"its worker ({self.address}) did not take it", began=False, counts=not self.used)
+                return
             what = f"took more than {running.timeout:g} s" if began else f"was not loaded within {LOADING:g} s"
             running.fail(TermTimeoutError(running.name, f"{what}; its worker on the cluster was killed"))
         except Exception as error:
@@ -178,7 +200,7 @@ class TermEvaluator:
         except UnknownFunctionError:
             return False, None
         except TermError as error:
-            return True, dumps(Failure.of(request.name, error))[:2]
+            return True, failed(request.name, error)[:2]
         return True, None
 
     def run(self, parts: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> tuple[bytes, list[Any]]:

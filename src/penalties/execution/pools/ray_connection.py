@@ -3,12 +3,24 @@
 import logging
 import os
 import threading
-from concurrent.futures import Future
-from typing import Any, Final
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
 
 from ...errors import MissingLibraryError
 
-__all__ = ["Connection", "connection", "library"]
+__all__ = ["Connection", "answered", "connection", "library"]
+
+_STARTING: Final = 300.0
+"""Seconds in which a cluster of our own has started, or another is connected."""
+
+_ENDING: Final = 20.0
+"""Seconds in which the connection ends, and a cluster of our own: one that was stopped does not."""
+
+_Found = TypeVar("_Found")
+
+_calls: Final[set["Future[Any]"]] = set()
+"""Calls of Ray's functions that have not returned: one that the end of the connection overtakes never would."""
 
 
 class Connection:
@@ -48,14 +60,14 @@ class Connection:
             target=_connected, args=(options, connected, self._over), name="penalties-ray-connection", daemon=True
         )
         self._thread.start()
-        connected.result()
+        _waited(connected, _STARTING)
         self._job = _job()
 
     def _end(self) -> None:
         thread, self._thread, self._job = self._thread, None, ""
         if thread is not None:
             self._over.set()
-            thread.join()
+            thread.join(_ENDING)
 
     def close(self, user: object) -> None:
         """The user needs it no longer."""
@@ -79,9 +91,34 @@ def _connected(options: dict[str, Any], connected: "Future[None]", over: threadi
         return
     connected.set_result(None)
     over.wait()
+    wait(list(_calls), _STARTING)
     # The caller may have closed it, and made a connection of their own since.
     if ray.is_initialized() and _job() == job:
         ray.shutdown()
+
+
+def answered(seconds: float, function: Callable[..., _Found], *arguments: Any) -> _Found:
+    """What a function of Ray's returns that has no timeout itself; a `ConnectionError` where that takes longer."""
+    found: Future[_Found] = Future()
+    _calls.add(found)
+
+    def call() -> None:
+        try:
+            found.set_result(function(*arguments))
+        except BaseException as error:
+            found.set_exception(error)
+        finally:
+            _calls.discard(found)
+
+    threading.Thread(target=call, name="penalties-ray-call", daemon=True).start()
+    return _waited(found, seconds)
+
+
+def _waited(future: "Future[_Found]", seconds: float) -> _Found:
+    # Not by `result` alone: what it raises may be a TimeoutError of the function's own.
+    if not wait([future], seconds).done:
+        raise ConnectionError(f"the cluster did not answer within {seconds:g} s")
+    return future.result()
 
 
 def _job() -> str:

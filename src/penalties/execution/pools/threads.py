@@ -1,5 +1,6 @@
 """Terms in threads: for those that release the interpreter's lock and take over a millisecond."""
 
+import contextlib
 import contextvars
 import queue
 import threading
@@ -27,9 +28,10 @@ _LOOK: Final = 0.05
 class Threads:
     """Daemon threads that evaluate terms. One that is late is abandoned: it runs on, and another replaces it."""
 
-    def __init__(self, max_workers: int) -> None:
-        """Threads start as they are needed."""
+    def __init__(self, max_workers: int, grace: float = 0.0) -> None:
+        """Threads start as they are needed; a late one has so many seconds to end before it is abandoned."""
         self.max_workers = max_workers
+        self.grace = grace
         self.closed: bool = False
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[RunningThread | None] = queue.SimpleQueue()
@@ -61,13 +63,21 @@ class Threads:
             self._add_thread()
         return running
 
+    def look_after(self, running: "RunningThread") -> None:
+        """Raise if a task that has not begun never will."""
+        with self._lock:
+            self._add_thread()
+            if not self._alive and running.started is None:
+                raise TermError(running.name, "no thread could be started for it: the system allows no more")
+
     def _add_thread(self) -> None:
-        """Start a thread if there are more tasks than threads."""
-        if self._alive < min(self._tasks, self.max_workers):
-            self._alive += 1
+        """Start a thread if there are more tasks than threads, and the system allows it."""
+        if self._alive < min(self._tasks, self.max_workers) and not self.closed:
             thread = threading.Thread(target=self._work, name="penalties-term", daemon=True)
-            self._threads.add(thread)
-            thread.start()
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._alive += 1
+                self._threads.add(thread)
 
     def _work(self) -> None:
         try:
@@ -153,13 +163,14 @@ class RunningThread:
 
     def result(self) -> Evaluation:
         """Wait until it is done or late."""
-        patience = self.timeout
+        patience = self.timeout + self.pool.grace
         while not self.done.wait(patience):
             patience = self._patience()
         if self.cancelled or self.started is None or self.finished is None:
             raise TermError(self.name, "was cancelled")
         took = self.finished - self.started
         if took > self.timeout:
+            self.forget()
             raise TermTimeoutError(self.name, f"took {took:.3g} s; expected at most {self.timeout:g} s")
         if self._error is not None:
             raise _as_term_error(self.name, self._error)
@@ -172,8 +183,9 @@ class RunningThread:
         if self.started is None:
             if self.pool.closed:
                 raise TermError(self.name, "the executor was closed before it began")
+            self.pool.look_after(self)
             return _LOOK
-        left = self.started + self.timeout - time.monotonic()
+        left = self.started + self.timeout + self.pool.grace - time.monotonic()
         if left <= 0 and self.pool.abandon(self):
             raise TermTimeoutError(
                 self.name,

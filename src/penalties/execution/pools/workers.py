@@ -65,8 +65,13 @@ class WorkerPool(ABC):
         busy = sum(worker.running is not None for worker in self._workers)
         while len(self._workers) < min(busy + len(self._waiting), self.most):
             worker = self.new_worker()
+            try:
+                worker.thread.start()
+            except RuntimeError as error:
+                if not self._workers:
+                    self._fail_waiting(error)
+                return
             self._workers.append(worker)
-            worker.thread.start()
 
     def take(self, worker: "Worker") -> "RemoteTask | None":
         """The next task for a worker that is alive; None at the end."""
@@ -100,8 +105,12 @@ class WorkerPool(ABC):
         """A worker ends. If it was the last, and could not start, so do the tasks that wait."""
         with self.changed:
             self._workers.remove(worker)
-            if error is None or self._workers:
-                return
+            if error is not None and not self._workers:
+                self._fail_waiting(error)
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """There is no worker, and there will be none."""
+        with self.changed:
             waiting = list(self._waiting)
             self._waiting.clear()
         for running in waiting:
@@ -180,8 +189,10 @@ class Worker(ABC):
                 self.running = running = None
         except Exception as error:
             failure = error
-        self.end()
-        self.pool.leave(self, failure)
+        try:
+            self.end()
+        finally:
+            self.pool.leave(self, failure)
 
 
 class RemoteTask:
@@ -224,7 +235,7 @@ class RemoteTask:
             if not self.done:
                 self._reply.set_result((data, arrays))
 
-    def fail(self, error: TermError, cause: Exception | None = None) -> None:
+    def fail(self, error: TermError, cause: BaseException | None = None) -> None:
         """It will have no result."""
         error.__cause__ = cause
         with self.pool.changed:
