@@ -65,7 +65,10 @@ def loads(text: str | bytes) -> Any:
     >>> loads('{"step": 3, "loss": "Infinity"}')
     {'step': 3, 'loss': inf}
     """
-    return decode(json.loads(text))
+    try:
+        return decode(json.loads(text))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _encode(value: Any, path: str) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "TermTimeoutError",
     "WorkerLostError",
     "did_you_mean",
+    "not_whole",
     "said",
     "unknown_term",
 ]
@@ -27,7 +28,8 @@ __all__ = [
 
 FIRST_ORDER: Final = (
     "second derivatives are unavailable: the gradient of this value was computed with it, by value_and_grad, by a term "
-    "that ran elsewhere, or by one that returned its own gradient"
+    "that ran elsewhere or returned its own gradient, by a kernel, which PENALTIES_KERNELS=off turns off, or in blocks "
+    "over Logits, in place of which you can pass logits.materialize()"
 )
 
 
@@ -266,6 +268,11 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
+def not_whole(function: str, name: str, x: Any) -> BackendError:
+    """The error for an array that should hold indices, and holds something else."""
+    return BackendError(f"{function}: {name} has dtype {x.dtype}; expected whole numbers, the indices of classes")
+
+
 def unknown_term(where: str, name: object, known: Sequence[str]) -> InputError:
     """The error for the name of a term that is not there."""
     there = ", ".join(f'"{term}"' for term in known) or "no term"
@@ -273,11 +280,13 @@ def unknown_term(where: str, name: object, known: Sequence[str]) -> InputError:
     return InputError(f'{prefix}no term is named "{name}"; expected one of: {there}{did_you_mean(name, known)}')
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of a message about a word that is not known: the nearest one that is, or nothing.
+
+    - `cutoff`: how alike they have to be, from 0 to 1.
 
     >>> did_you_mean("reducton", ["reduction", "clip"])
     '; did you mean reduction?'
     """
-    near = difflib.get_close_matches(str(word), list(known), n=1)
+    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]}?" if near else ""

@@ -1,13 +1,64 @@
-"""Atomic writes, of which readers see the old content or the new, never a part of either; and the end of a log."""
+"""Files that are opened by their own name only, and atomic writes: readers see the old content or the new.
+
+In a folder that came from elsewhere, a name may be that of a link, whose target would be overwritten, or of a pipe, on
+which a reader would wait for ever.
+"""
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Final
 
-__all__ = ["end_of_lines", "replaced", "sync", "write_atomically"]
+__all__ = ["check_plain", "end_of_lines", "open_plain", "read_plain", "replaced", "sync", "write_atomically"]
+
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFBLK: "a device",
+    stat.S_IFCHR: "a device",
+}
+
+
+def check_plain(path: str | os.PathLike[str], *, folder: bool = False) -> None:
+    """Raise an OSError if there is anything but a file, or a folder, under this name: a link is neither.
+
+    >>> check_plain(os.devnull)
+    Traceback (most recent call last):
+    OSError: [Errno 22] it is a device; expected a file: '/dev/null'
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = stat.S_IFMT(os.lstat(path).st_mode)
+        expected = stat.S_IFDIR if folder else stat.S_IFREG
+        if found != expected:
+            what = f"it is {_KINDS.get(found, 'a file')}; expected a {'folder' if folder else 'file'}"
+            raise OSError(errno.EINVAL, what, os.fspath(path))
+
+
+def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the file that has this very name; see `check_plain`. Opening it never waits."""
+    check_plain(path)
+    # The name may get another meaning between the check and the opening. Windows has neither flag; there a descriptor
+    # would turn \n into \r\n.
+    extra = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    descriptor = os.open(path, flags | sum(extra), 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        check_plain(path)
+        raise OSError(errno.EINVAL, "it is not a file any more", os.fspath(path))
+    return descriptor
+
+
+def read_plain(path: str | os.PathLike[str]) -> bytes:
+    """The content of the file that has this very name."""
+    with open(open_plain(path), "rb") as file:
+        return file.read()
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
@@ -22,16 +73,16 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
     >>> path.read_text(), len(list(path.parent.iterdir()))
     ('second', 1)
     """
-    with replaced(path) as part:
-        part.write_bytes(data.encode() if isinstance(data, str) else data)
+    with replaced(path) as part, part.open("r+b") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
-    """A temporary path in the same folder, for the block to write; it replaces `path` when the block succeeds.
+    """A new temporary file in the same folder, for the block to write; it replaces `path` when the block succeeds.
 
     For libraries that write files themselves. If the block raises, the temporary file is removed and `path` is
-    untouched. The temporary file is hidden: `.{name}.{random}.part`.
+    untouched. A link is replaced, not followed. The temporary file is hidden: `.{name}.{random}.part`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "notes.txt")
@@ -41,7 +92,8 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
     'done'
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    os.close(open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     try:
         yield part
         sync(part)

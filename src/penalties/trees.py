@@ -1,18 +1,20 @@
 """Nests of arrays: the one module that walks them.
 
-A nest is a list, tuple, NamedTuple or mapping of arrays and nests, `dict.values()`, a `torch.nn.ParameterList` or
-`ParameterDict`, or, where JAX is loaded, an instance of any class that is registered as a pytree. Mappings are known by
-what they do (`keys` and `[]`) and come back as dicts. Other iterables are not nests: one may be a data loader.
+A nest is a list, tuple, NamedTuple or mapping of arrays and nests, `Logits`, `dict.values()`, a
+`torch.nn.ParameterList` or `ParameterDict`, a `keras.Variable`, which holds one array, or, where JAX is loaded, an
+instance of any class that is registered as a pytree. Mappings are known by what they do (`keys` and `[]`) and come back
+as dicts. Other iterables are not nests: one may be a data loader.
 """
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, MappingView, Sequence
 from typing import Any, NamedTuple, cast
 
-from .arrays import is_array
+from .arrays import Logits, is_array, logits_of
 
-__all__ = ["Flat", "arrays", "flatten", "map_arrays", "pair"]
+__all__ = ["Flat", "arrays", "flatten", "logits", "map_arrays", "map_logits", "pair"]
 
 
 class Flat(NamedTuple):
@@ -30,16 +32,20 @@ class Flat(NamedTuple):
     @property
     def paths(self) -> list[str]:
         """Where each leaf is, as in `['a'][0]`."""
-        found: list[str] = []
-        _add_paths(self.structure, "", found)
-        return found
+        return ["".join(f"[{key!r}]" for key in keys) for keys in _keys(self.structure)]
+
+    @property
+    def names(self) -> list[str]:
+        """Where each leaf is, as in `a.0`."""
+        return [".".join(map(str, keys)) for keys in _keys(self.structure)]
 
 
-def flatten(nest: Any, *, reject: Callable[[str, Any], Exception] | None = None) -> Flat:
+def flatten(nest: Any, *, reject: Callable[[str, Any], Exception] | None = None, materialize: bool = False) -> Flat:
     """The arrays of a nest in order, and what puts its structure back around new ones.
 
     Anything else stays where it is. With `reject` it is an error, which `reject(path, thing)` makes, except for None;
-    any other iterable, such as a generator of parameters, is then taken for a nest too.
+    any other iterable, such as a generator of parameters, is then taken for a nest too. With `materialize`, `Logits` in
+    it are the arrays that they stand for, instead of nests.
 
     >>> import numpy as np
     >>> flat = flatten({"a": [np.ones(2), np.zeros(1)], "b": None})
@@ -47,7 +53,7 @@ def flatten(nest: Any, *, reject: Callable[[str, Any], Exception] | None = None)
     (["['a'][0]", "['a'][1]"], {'a': ['x', 'y'], 'b': None})
     """
     leaves: list[Any] = []
-    return Flat(leaves, _taken_apart(nest, "", leaves, reject))
+    return Flat(leaves, _taken_apart(nest, "", leaves, reject, materialize))
 
 
 def arrays(nest: Any) -> Iterator[Any]:
@@ -77,6 +83,31 @@ def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:
         return fn(nest)
     opened = _open(nest)
     return nest if opened is None else opened.make([map_arrays(fn, part) for part in opened.parts])
+
+
+def logits(nest: Any) -> Iterator[Logits]:
+    """The `Logits` in a nest, in order."""
+    if isinstance(nest, Logits):
+        yield nest
+        return
+    opened = None if is_array(nest) else _open(nest)
+    if opened is not None:
+        for part in opened.parts:
+            yield from logits(part)
+
+
+def map_logits(fn: Callable[[Logits], Any], nest: Any) -> Any:
+    """The nest with `fn(logits)` in place of each `Logits`; the nest itself where it has none."""
+    if is_array(nest):
+        return nest
+    if isinstance(nest, Logits):
+        return fn(nest)
+    opened = _open(nest)
+    if opened is None:
+        return nest
+    parts = [map_logits(fn, part) for part in opened.parts]
+    same = all([new is part for new, part in zip(parts, opened.parts, strict=True)])  # noqa: C419 (torch.compile)
+    return nest if same else opened.make(parts)
 
 
 def pair(nest: Any, other: Any) -> list[Any]:
@@ -123,6 +154,9 @@ def _open(nest: Any) -> _Opened | None:
         return _Opened(None, parts, getattr(type(parts), "_make", tuple))
     if nest is None or isinstance(nest, str | bytes | int | float | Iterator):
         return None
+    if isinstance(nest, Logits):
+        parts = (nest.hidden, nest.weight, nest.bias)
+        return _Opened(("hidden", "weight", "bias"), parts, functools.partial(logits_of, softcap=nest.softcap))
     if hasattr(nest, "keys") and hasattr(nest, "__getitem__"):
         # By what a mapping does rather than by its class: torch.nn.ParameterDict is not a Mapping.
         keys = list(nest.keys())
@@ -134,22 +168,29 @@ def _open(nest: Any) -> _Opened | None:
     torch = sys.modules.get("torch")
     if isinstance(nest, MappingView) or (torch is not None and isinstance(nest, torch.nn.ParameterList)):
         return _Opened(None, tuple(cast("Iterable[Any]", nest)), tuple)
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(nest, getattr(keras, "Variable", ())):
+        return _Opened(None, (nest.value,), operator.itemgetter(0))
     jax = sys.modules.get("jax")
     if jax is None or (torch is not None and torch.compiler.is_compiling()):
         return None
     # None as a leaf: a gradient may have it where the nest has an array.
-    leaves, structure = jax.tree_util.tree_flatten(nest, is_leaf=_is_none)
+    leaves, structure = jax.tree_util.tree_flatten(nest, is_leaf=_is_leaf)
     if jax.tree_util.treedef_is_leaf(structure):
         return None
     return _Opened(None, leaves, functools.partial(jax.tree_util.tree_unflatten, structure))
 
 
-def _is_none(part: object) -> bool:
-    return part is None
+def _is_leaf(part: object) -> bool:
+    return part is None or isinstance(part, Logits)
 
 
-def _taken_apart(nest: Any, path: str, leaves: list[Any], reject: Callable[[str, Any], Exception] | None) -> Any:
+def _taken_apart(
+    nest: Any, path: str, leaves: list[Any], reject: Callable[[str, Any], Exception] | None, materialize: bool
+) -> Any:
     """The structure of a nest: None stands for an array; anything else is a level of structures or a constant."""
+    if materialize and isinstance(nest, Logits):
+        nest = nest.materialize()
     if is_array(nest):
         leaves.append(nest)
         return None
@@ -167,7 +208,7 @@ def _taken_apart(nest: Any, path: str, leaves: list[Any], reject: Callable[[str,
             leaves.append(part)
             parts.append(None)
         else:
-            parts.append(_taken_apart(part, path + opened.path(index), leaves, reject))
+            parts.append(_taken_apart(part, path + opened.path(index), leaves, reject, materialize))
     return opened._replace(parts=parts)
 
 
@@ -179,12 +220,13 @@ def _rebuilt(structure: Any, leaves: Iterator[Any]) -> Any:
     return structure.make([_rebuilt(part, leaves) for part in structure.parts])
 
 
-def _add_paths(structure: Any, path: str, found: list[str]) -> None:
+def _keys(structure: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys and indices that lead to each leaf."""
     if structure is None:
-        found.append(path)
+        yield above
     elif isinstance(structure, _Opened):
-        for index, part in enumerate(structure.parts):
-            _add_paths(part, path + structure.path(index), found)
+        for key, part in zip(structure.keys or range(len(structure.parts)), structure.parts, strict=True):
+            yield from _keys(part, (*above, key))
 
 
 def _pair(nest: Any, other: Any, path: str, found: list[Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..errors import BackendError, GradientError
+from ..errors import BackendError, GradientError, not_whole
 
 __all__ = [
     "GENERATOR",
@@ -19,6 +19,9 @@ __all__ = [
     "any",
     "arange",
     "as_array",
+    "at_hand",
+    "barred",
+    "block",
     "captures",
     "cast",
     "choice",
@@ -34,15 +37,19 @@ __all__ = [
     "expm1",
     "eye",
     "gram",
+    "indices",
     "limits",
     "log",
     "log_softmax",
+    "log_softmax_at",
+    "map_rows",
     "matmul",
     "mean",
     "moveaxis",
     "norm",
     "packs",
     "power_iteration",
+    "pullback",
     "read",
     "separate",
     "smooth_abs",
@@ -55,6 +62,7 @@ __all__ = [
     "sum_over_rows",
     "svdvals",
     "take",
+    "take_along",
     "tracing",
     "uniform",
     "upcast",
@@ -62,6 +70,8 @@ __all__ = [
     "value_and_gradients",
     "weighted_sum",
     "where",
+    "whole",
+    "xlogx",
     "zero",
     "zeros_like",
 ]
@@ -152,6 +162,10 @@ def log(x: NDArray) -> NDArray:
     return np.log(x)
 
 
+def xlogx(x: NDArray, offset: float) -> NDArray:
+    return x * (np.log(np.where(x > 0, x, 1.0)) + offset)
+
+
 def cos(x: NDArray) -> NDArray:
     return np.cos(x)
 
@@ -206,6 +220,28 @@ def log_softmax(x: NDArray) -> NDArray:
         return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
+def log_softmax_at(x: NDArray, indices: NDArray, shown: NDArray | None, temperature: float) -> NDArray:
+    wide = upcast("log_softmax", x)
+    if shown is None:
+        return take_along(log_softmax(wide / temperature), indices)
+    hidden = ~shown[..., None]
+    return where(hidden, 0.0, take_along(log_softmax(where(hidden, 0.0, wide) / temperature), indices))
+
+
+def take_along(x: NDArray, indices: NDArray) -> NDArray:
+    return np.take_along_axis(x, indices, -1)
+
+
+def indices(function: str, name: str, x: NDArray) -> NDArray:
+    if x.dtype.kind not in "iu":
+        raise not_whole(function, name, x)
+    return x.astype(np.int64)
+
+
+def at_hand(x: NDArray) -> bool:
+    return True
+
+
 def matmul(a: NDArray, b: NDArray) -> NDArray:
     return a @ b
 
@@ -223,6 +259,10 @@ def take(x: NDArray, rows: NDArray) -> NDArray:
 
 
 def stop_gradient(x: NDArray) -> NDArray:
+    return x
+
+
+def whole(x: NDArray) -> NDArray:
     return x
 
 
@@ -291,12 +331,19 @@ def read(arrays: Sequence[NDArray]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray], weight: Any
+    fn: Callable[[Sequence[NDArray]], tuple[NDArray, list[NDArray]]], leaves: Sequence[NDArray]
 ) -> tuple[NDArray, list[NDArray], list[NDArray | None]]:
-    raise GradientError(
-        "NumPy has no automatic differentiation: pass torch or JAX arrays, or return "
-        "Evaluation(value, gradient={input: array}) from the term"
-    )
+    raise GradientError(_NO_GRADIENTS)
+
+
+def pullback(fn: Callable[[NDArray], NDArray], x: NDArray) -> tuple[NDArray, Callable[[NDArray], NDArray]]:
+    raise GradientError(_NO_GRADIENTS)
+
+
+_NO_GRADIENTS: Final = (
+    "NumPy has no automatic differentiation: pass torch or JAX arrays, or return "
+    "Evaluation(value, gradient={input: array}) from the term"
+)
 
 
 def accumulate(total: NDArray | None, gradient: NDArray, weight: Any, *, owned: bool) -> NDArray:
@@ -329,20 +376,47 @@ def _length(x: NDArray) -> NDArray:
     return largest * sqrt(sum(square(x / largest))) if 0 < largest < np.inf else largest
 
 
-def gram(rows: Sequence[Sequence[NDArray | None]]) -> NDArray:
+def gram(rows: Sequence[Sequence[NDArray | None]]) -> tuple[NDArray, NDArray]:
+    wide = [[None if x is None else upcast("gram", x) for x in row] for row in rows]
+    scales = np.array([_power_of_two([x for x in row if x is not None]) for row in wide])
     products = np.zeros((len(rows), len(rows)))
-    for column in zip(*rows, strict=True):
-        for i, a in enumerate(column):
-            for j, b in enumerate(column):
+    for column in zip(*wide, strict=True):
+        scaled = [None if x is None else x / scale for x, scale in zip(column, scales, strict=True)]
+        for i, a in enumerate(scaled):
+            for j, b in enumerate(scaled):
                 if a is not None and b is not None:
                     products[i, j] += (a * b).sum()
-    return products
+    return products, scales
+
+
+def _power_of_two(row: Sequence[NDArray]) -> Any:
+    """One near the largest element of some arrays; 1 where that is 0 or not finite."""
+    largest = max([np.abs(x).max(initial=0) for x in row], default=np.float64(0))
+    if not 0 < largest < np.inf:
+        return np.float64(1)
+    return np.float64(2) ** np.clip(np.frexp(largest)[1] - 1, -1022, 1022)
 
 
 def stitch(value: NDArray, inputs: Sequence[NDArray], gradients: Sequence[NDArray]) -> NDArray:
     return value
 
 
+def barred(value: NDArray, inputs: Sequence[NDArray], message: str) -> NDArray:
+    return value
+
+
+def block(like: NDArray) -> int:
+    return 2**23
+
+
+def map_rows(fn: Callable[..., NDArray], arrays: Sequence[NDArray], size: int) -> NDArray:
+    return np.concatenate(_of_pieces(fn, arrays, size))
+
+
 def sum_over_rows(fn: Callable[..., NDArray], arrays: Sequence[NDArray], size: int) -> NDArray:
+    return add(_of_pieces(fn, arrays, size))
+
+
+def _of_pieces(fn: Callable[..., NDArray], arrays: Sequence[NDArray], size: int) -> list[NDArray]:
     starts = range(0, len(arrays[0]), size)
-    return add([fn(*[x[start : start + size] for x in arrays]) for start in starts])
+    return [fn(*[x[start : start + size] for x in arrays]) for start in starts]

@@ -82,6 +82,10 @@ class Backend(Protocol):
         """Natural logarithm."""
         ...
 
+    def xlogx(self, x: Any, offset: float, /) -> Any:
+        """`x·(log x + offset)`, 0 at 0; its slope and curvature are in range where they are."""
+        ...
+
     def cos(self, x: Any, /) -> Any:
         """Cosine."""
         ...
@@ -126,6 +130,25 @@ class Backend(Protocol):
         """`x − log Σ eˣ` over the last axis."""
         ...
 
+    def log_softmax_at(self, x: Any, indices: Any, shown: Any, temperature: float, /) -> Any:
+        """`log_softmax(x / temperature)` at indices of the last axis, `(…, K)`, in floats of at least 32 bits.
+
+        Where `shown`, a bool for each row, is false: 0, with gradient 0, whatever the row holds. None shows all.
+        """
+        ...
+
+    def take_along(self, x: Any, indices: Any, /) -> Any:
+        """The elements of `x` at indices of the last axis, `(…, K)`."""
+        ...
+
+    def indices(self, function: str, name: str, x: Any, /) -> Any:
+        """Whole numbers as indices; any other dtype is a `BackendError` that names the array."""
+        ...
+
+    def at_hand(self, x: Any, /) -> bool:
+        """Whether the values of `x` can be looked at without waiting for a device, and outside any compiler."""
+        ...
+
     def matmul(self, a: Any, b: Any, /) -> Any:
         """Matrix product in the precision of its inputs, whatever autocast or JAX's default says."""
         ...
@@ -144,6 +167,10 @@ class Backend(Protocol):
 
     def stop_gradient(self, x: Any, /) -> Any:
         """`x` as a constant."""
+        ...
+
+    def whole(self, x: Any, /) -> Any:
+        """`x` as an ordinary array, where it is spread over processes."""
         ...
 
     def power_iteration(self, matrix: Any, start: Any, times: int, /) -> Any:
@@ -206,15 +233,19 @@ class Backend(Protocol):
         ...
 
     def value_and_gradients(
-        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], weight: Any, /
+        self, fn: Callable[[Sequence[Any]], tuple[Any, list[Any]]], leaves: Sequence[Any], /
     ) -> tuple[Any, list[Any], list[Any]]:
         """`fn(leaves)`, a scalar and further arrays, and the scalar's unscaled gradient at each leaf.
 
-        At float16 the gradient is float32: it is taken times the weight, where that is a number, and divided
-        by it again, since the product is what a user expects to fit into float16.
+        At float16 the gradient is float32: it is taken times a large and a small number, and divided by it again, so
+        that neither small nor large elements are lost.
 
         None for a leaf that the scalar does not depend on, as far as the library can tell.
         """
+        ...
+
+    def pullback(self, fn: Callable[[Any], Any], x: Any, /) -> tuple[Any, Callable[[Any], Any]]:
+        """`fn(x)` off any graph, and what turns a gradient there into one at `x`, as often as it is called."""
         ...
 
     def accumulate(self, total: Any, gradient: Any, weight: Any, /, *, owned: bool) -> Any:
@@ -239,12 +270,27 @@ class Backend(Protocol):
         """The length of some arrays taken as one vector."""
         ...
 
-    def gram(self, rows: Sequence[Sequence[Any]], /) -> Any:
-        """The matrix of dot products between rows, each some arrays taken as one vector; None counts as 0."""
+    def gram(self, rows: Sequence[Sequence[Any]], /) -> tuple[Any, Any]:
+        """The dot products between rows, each some arrays taken as one vector, where None counts as 0; and scales.
+
+        Each row is divided by its scale, a power of two: the products of very large or small rows are out of range.
+        """
         ...
 
     def stitch(self, value: Any, inputs: Sequence[Any], gradients: Sequence[Any], /) -> Any:
         """A value that was computed elsewhere, as a function of inputs with this gradient; first order only."""
+        ...
+
+    def barred(self, value: Any, inputs: Sequence[Any], message: str, /) -> Any:
+        """The same value; differentiating it with respect to one of these inputs raises an error with this message."""
+        ...
+
+    def block(self, like: Any, /) -> int:
+        """How many elements to compute at a time: what fits a cache, or keeps an accelerator busy."""
+        ...
+
+    def map_rows(self, fn: Callable[..., Any], arrays: Sequence[Any], size: int, /) -> Any:
+        """What `fn(piece)` has for each row, of pieces of that many rows; freed as those of `sum_over_rows` are."""
         ...
 
     def sum_over_rows(self, fn: Callable[..., Any], arrays: Sequence[Any], size: int, /) -> Any:

@@ -1,4 +1,4 @@
-"""Penalties on distributions: Kullback–Leibler, Jensen–Shannon, entropy.
+"""Penalties on distributions: Kullback–Leibler, Jensen–Shannon, entropy, cross-entropy.
 
 Inputs are log-probabilities over the last axis. A probability of zero (−inf) contributes exactly 0 to value and
 gradient: the products below have one factor `exp(−inf) = 0`, and the other is kept finite *before* it is multiplied, so
@@ -9,18 +9,47 @@ about −86 in float32, −707 in float64), where hardware may compute `exp` as 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..arrays import ArrayT, Reduction
 from ..backends import Backend, backend_of
 from ..errors import OptionError, ShapeError
 from . import examples
-from .options import POSITIVE, check_choice, check_flag, check_number, check_same_shape
-from .penalty import penalty
+from .options import POSITIVE, check_choice, check_fits, check_flag, check_number, check_same_shape, is_whole
+from .penalty import Classwise, penalty
+from .picking import check_classes, picked
 from .reduction import REDUCTIONS, check_mask, hide, reduce
 
-__all__ = ["entropy", "js_divergence", "kl_divergence", "symmetric_kl"]
+__all__ = ["cross_entropy", "entropy", "js_divergence", "kl_divergence", "symmetric_kl", "tempered_log_softmax"]
+
+
+def _kl_form(options: Mapping[str, Any]) -> Classwise | None:
+    if options["floor"] is not None:
+        return None
+    kind = "symmetric_kl" if options["symmetric"] else "kl"
+    return _form(kind, 1.0, options, swapped=options["direction"] == "reverse" and not options["symmetric"])
+
+
+def _js_form(options: Mapping[str, Any]) -> Classwise | None:
+    base = options["base"]
+    return None if options["sqrt"] else _form("js", 1.0 if base is None else 1 / math.log(base), options)
+
+
+def _entropy_form(options: Mapping[str, Any]) -> Classwise | None:
+    factor = -1.0 if options["mode"] == "penalty" else 1.0
+    return _form("entropy", factor, options, per_log_classes=bool(options["normalize"]))
+
+
+def _cross_entropy_form(options: Mapping[str, Any]) -> Classwise | None:
+    return _form("target", -1.0, options, ignore_index=options["ignore_index"])
+
+
+def _form(kind: Any, factor: float, options: Mapping[str, Any], **more: Any) -> Classwise | None:
+    temperature = float(options["temperature"])
+    if not 1e-20 < temperature < 1e20:
+        return None
+    return Classwise(kind, factor, temperature=temperature, logits=options["logits"] or temperature != 1, **more)
 
 
 @penalty(
@@ -28,6 +57,7 @@ __all__ = ["entropy", "js_divergence", "kl_divergence", "symmetric_kl"]
     classes=True,
     distribution=True,
     divergence="kl",
+    classwise=_kl_form,
     example=examples.two_distributions,
     config="# Needs full distributions; for log-probabilities of sampled tokens see kl_estimate.",
 )
@@ -80,6 +110,7 @@ def kl_divergence(
     classes=True,
     distribution=True,
     divergence="js",
+    classwise=_js_form,
     example=examples.two_distributions,
     config="# Needs full distributions; for log-probabilities of sampled tokens see kl_estimate.",
 )
@@ -122,8 +153,7 @@ def js_divergence(
     ops, (a, b), mask = _distributions("js_divergence", {"p": p, "q": q}, mask, logits, temperature, reduction)
     pa, pb = ops.exp(a), ops.exp(b)
     both = pa + pb
-    log_middle = ops.log(ops.where(both > 0, both, 1.0)) - math.log(2)
-    halves = pa * _finite(ops, a) + pb * _finite(ops, b) - both * log_middle
+    halves = pa * _finite(ops, a) + pb * _finite(ops, b) - ops.xlogx(both, -math.log(2))
     scale = 0.5 if base is None else 0.5 / math.log(base)
     if not sqrt:
         return _reduced(ops, halves, scale, reduction, mask)
@@ -139,6 +169,7 @@ def js_divergence(
     classes=True,
     distribution=True,
     divergence="entropy",
+    classwise=_entropy_form,
     example=examples.distribution,
     config="""weight = 0.02
 inputs = { p = "logits", mask = "mask" }
@@ -179,6 +210,84 @@ def entropy(
         classes = x.shape[-1]
         scale = scale / math.log(classes) if classes > 1 else 0.0
     return _reduced(ops, ops.exp(x) * _finite(ops, x), scale, reduction, mask)
+
+
+def _counted(p: Any, targets: Any, *, mask: Any = None, ignore_index: int | None = -100, **_: Any) -> Any:
+    """How much each position counts; None where all count alike."""
+    ops = backend_of("cross_entropy", p=p, targets=targets, mask=mask)
+    index = ops.indices("cross_entropy", "targets", targets)
+    if tuple(index.shape) != tuple(p.shape[:-1]):
+        raise ShapeError(
+            f"cross_entropy: targets has shape {tuple(index.shape)}; expected {tuple(p.shape[:-1])}, "
+            "the shape of p without its last axis"
+        )
+    mask = check_mask("cross_entropy", ops, mask, p.shape[:-1], "the shape of p without its last axis")
+    if ignore_index is None:
+        return mask
+    return ops.where(index == ignore_index, 0.0, 1.0 if mask is None else mask)
+
+
+@penalty(
+    rows=True,
+    classes=True,
+    distribution=True,
+    labels=("targets",),
+    weights=_counted,
+    divergence="cross_entropy",
+    classwise=_cross_entropy_form,
+    example=examples.labelled,
+    config="# Needs full distributions and targets; a config has it as its loss.",
+)
+def cross_entropy(
+    p: ArrayT,
+    targets: ArrayT,
+    *,
+    reduction: Reduction = "mean",
+    temperature: float = 1.0,
+    mask: ArrayT | None = None,
+    logits: bool = False,
+    ignore_index: int | None = -100,
+) -> ArrayT:
+    """`−log p[target]` over the last axis, the negative log-likelihood of the targets.
+
+    Where a target has probability 0 the value is +inf. The gradient with respect to log p is −1 at the target, and with
+    respect to logits the softmax, minus 1 at the target.
+
+    A target that is neither a class nor `ignore_index` is an `OptionError`; on a GPU, inside a compiler and in JAX its
+    position is NaN.
+
+    - `p`: **log-probabilities** over the last axis; not probabilities. `logits=True` takes logits.
+    - `targets`: whole numbers, the indices of classes, in the shape of `p` without its last axis.
+    - `reduction`: "mean" or "sum" over all positions that count, or "none" for a value per position.
+    - `temperature`: T ≠ 1 takes log_softmax(p/T) first.
+    - `mask`: which positions count, as flags or weights, in the shape of `p` without its last axis.
+    - `logits`: `p` holds unnormalised scores, and log_softmax is taken of it.
+    - `ignore_index`: a target whose position does not count. The default is that of PyTorch, and what data sets of
+      Hugging Face use for prompts and padding; None turns it off.
+
+    >>> import numpy as np
+    >>> p = np.log([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
+    >>> round(float(cross_entropy(p, np.array([0, 1, -100]))), 6)
+    0.458145
+    """
+    check_choice("cross_entropy", "reduction", reduction, REDUCTIONS)
+    if ignore_index is not None and not (is_whole(ignore_index) and abs(ignore_index) < 2**31):
+        raise OptionError("cross_entropy", "ignore_index", ignore_index, "None or a whole number of 32 bits")
+    ops = backend_of("cross_entropy", p=p, targets=targets, mask=mask)
+    check_classes("cross_entropy", p)
+    weights = _counted(p, targets, mask=mask, ignore_index=ignore_index)
+    index = ops.indices("cross_entropy", "targets", targets)[..., None]
+    found = picked(
+        "cross_entropy",
+        ops,
+        p,
+        index,
+        logits=logits,
+        temperature=temperature,
+        counted=None if weights is None else weights != 0,
+        also="" if ignore_index is None else f", or ignore_index={ignore_index}",
+    )
+    return reduce(ops, -found[..., 0], reduction, weights)
 
 
 def symmetric_kl(ops: Backend, a: Any, b: Any, floor: float | None = None) -> Any:
@@ -230,10 +339,15 @@ def _distributions(
     if len(first.shape) == 0:
         raise ShapeError(f"{function}: {name} is a scalar; expected log-probabilities over the last axis")
     mask = check_mask(function, ops, mask, first.shape[:-1], f"the shape of {name} without its last axis")
-    arrays: list[Any] = []
-    for x in inputs.values():
-        array = hide(ops, ops.upcast(function, x), mask)
-        if temperature != 1:
-            array = array / temperature
-        arrays.append(ops.log_softmax(array) if logits or temperature != 1 else array)
+    arrays = [hide(ops, ops.upcast(function, x), mask) for x in inputs.values()]
+    if logits or temperature != 1:
+        arrays = [tempered_log_softmax(function, ops, x, temperature) for x in arrays]
     return ops, arrays, mask
+
+
+def tempered_log_softmax(function: str, ops: Backend, x: Any, temperature: float) -> Any:
+    """`log_softmax(x / temperature)` over the last axis."""
+    if temperature != 1:
+        check_fits(function, "temperature", temperature, ops, x, divisor=True)
+        x = x / temperature
+    return ops.log_softmax(x)

@@ -7,10 +7,12 @@ import numpy as np
 __all__ = [
     "critic",
     "distribution",
+    "labelled",
     "matrix",
     "pair",
     "sampled",
     "samples",
+    "scalar",
     "two_distributions",
     "two_sampled",
     "two_samples",
@@ -25,6 +27,11 @@ def matrix() -> tuple[Any, ...]:
     return (_VALUES.copy(),)
 
 
+def scalar() -> tuple[Any, ...]:
+    """One number."""
+    return (_VALUES[0, 2],)
+
+
 def pair() -> tuple[Any, ...]:
     """Two matrices of the same shape."""
     return _VALUES.copy(), _OTHERS.copy()
@@ -33,6 +40,11 @@ def pair() -> tuple[Any, ...]:
 def distribution() -> tuple[Any, ...]:
     """Log-probabilities of two distributions over three classes."""
     return (_log_softmax(_VALUES),)
+
+
+def labelled() -> tuple[Any, ...]:
+    """Log-probabilities of two distributions over three classes, and the class that each should have."""
+    return _log_softmax(_VALUES), np.array([2, 0])
 
 
 def two_distributions() -> tuple[Any, ...]:

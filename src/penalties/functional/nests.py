@@ -56,10 +56,10 @@ def gather(function: str, *, keep: bool, mask: Any = None, **arguments: Any) -> 
             check_same_shape(function, **{first: x, name: other})
         return Leaves(ops, [[ops.upcast(function, array) for array in arguments.values()]], None)
 
-    nest = flatten(function, first, x)
+    nest = flatten(function, first, x, materialize=True)
     ops, columns = nest.ops, [nest.leaves]
     for name, other in others:
-        paired = flatten(function, name, other)
+        paired = flatten(function, name, other, materialize=True)
         if paired.ops is not ops:
             raise two_libraries(function, first, ops, name, paired.ops)
         columns.append(_in_order_of(function, first, nest, name, paired))
@@ -86,9 +86,14 @@ class Nest(NamedTuple):
         return Flat(self.leaves, self.structure).rebuild(leaves)
 
 
-def flatten(function: str, name: str, nest: Any) -> Nest:
-    """Take a nest apart; raises `BackendError` where a leaf is not an array, or where libraries mix."""
-    flat = trees.flatten(nest, reject=lambda path, thing: no_array(function, name + path, thing))
+def flatten(function: str, name: str, nest: Any, *, materialize: bool = False) -> Nest:
+    """Take a nest apart; raises `BackendError` where a leaf is not an array, or where libraries mix.
+
+    With `materialize`, `Logits` in it are the arrays that they stand for.
+    """
+    flat = trees.flatten(
+        nest, reject=lambda path, thing: no_array(function, name + path, thing), materialize=materialize
+    )
     if not flat.leaves:
         given = type(cast("object", nest)).__name__
         raise BackendError(f"{function}: {name} is a {given} without arrays; expected at least one array")

@@ -129,8 +129,8 @@ def smooth_l1(x: ArrayTree, *, delta: float = ..., reduction: Reduction = ...) -
 @penalty(
     rows=True,
     example=examples.matrix,
-    # Beyond these bounds 1/δ overflows in float32.
-    elementwise=lambda options: Elementwise(1.0, 0.0, options["delta"]) if 1e-30 < options["delta"] < 1e30 else None,
+    # In float32 1/δ overflows below these bounds, and beyond them (x/δ)² is 0 where its other half, x²/δ, is not.
+    elementwise=lambda options: Elementwise(1.0, 0.0, options["delta"]) if 1e-30 < options["delta"] < 1e4 else None,
     config='weight = 1e-4\ninputs = "params"\noptions = { delta = 0.1 }',
 )
 def smooth_l1(x: ArrayTree, *, delta: float = 1.0, reduction: Reduction = "sum") -> Any:
@@ -178,7 +178,8 @@ def _square(ops: Backend, array: Any, reduction: str, clip: float | None = None)
 def _mixed(ops: Backend, array: Any, reduction: str, ratio: float) -> Any:
     if ratio == 1.0:
         return _abs(ops, array, reduction)
-    if ratio == 0.0:
+    # Below this the dtype may take it for 0, and 0 times a sum that is out of range is NaN.
+    if ratio < ops.limits(array)[0]:
         return _square(ops, array, reduction)
     # Reduced apart: fewer passes over the elements than one mixed expression.
     return ratio * _abs(ops, array, reduction) + (1 - ratio) * _square(ops, array, reduction)

@@ -66,9 +66,10 @@ def check_number(
     raise OptionError(function, option, cast("object", value), expected)
 
 
-def check_fits(function: str, option: str, value: float, ops: Backend, x: Any) -> None:
-    """Raise `OptionError` unless the dtype of an array can hold the value of an option."""
-    if abs(value) > ops.limits(x)[1]:
+def check_fits(function: str, option: str, value: float, ops: Backend, x: Any, *, divisor: bool = False) -> None:
+    """Raise `OptionError` unless the dtype of an array can hold the value of an option, a divisor as more than 0."""
+    tiny, largest = ops.limits(x)
+    if abs(value) > largest or (divisor and value < tiny):
         raise OptionError(function, option, value, f"a number that {x.dtype} can hold")
 
 

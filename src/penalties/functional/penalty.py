@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
 
+from .blocks import DISTRIBUTIONS, over_logits
 from .options import unknown_option
 
-__all__ = ["Elementwise", "Facts", "facts_of", "penalty", "strict_options"]
+__all__ = ["DISTRIBUTIONS", "Classwise", "Elementwise", "Facts", "facts_of", "penalty", "strict_options"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +38,31 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Classwise:
+    """A sum over the classes of one or two distributions, for each position.
+
+    entropy       Σ p·log p
+    kl            Σ p·(log p − log q)
+    symmetric_kl  ½ Σ (p − q)·(log p − log q)
+    js            ½ Σ p·(log p − log m) + ½ Σ q·(log q − log m), with m = ½(p + q)
+    target        log p of one class, which a whole number says
+    """
+
+    kind: Literal["entropy", "kl", "symmetric_kl", "js", "target"]
+    factor: float = 1.0
+    """What the sum is multiplied by."""
+    swapped: bool = False
+    """With p and q exchanged."""
+    per_log_classes: bool = False
+    """Divided by the logarithm of the number of classes."""
+    temperature: float = 1.0
+    logits: bool = False
+    """Of log_softmax(x / temperature), instead of x."""
+    ignore_index: int | None = None
+    """A target whose position does not count."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """The facts about a penalty that composing, chunking, fusing, testing and documenting it need."""
 
@@ -58,7 +84,13 @@ class Facts:
     distribution: bool = False
     """Its inputs are log-probabilities over the last axis."""
 
-    divergence: Literal["kl", "js", "entropy"] | None = None
+    labels: tuple[str, ...] = ()
+    """Inputs that hold the indices of classes: whole numbers, without a gradient, one for each position."""
+
+    weights: Callable[..., Any] | None = None
+    """How much each position counts in a mean, from the arguments of a call; None: by its mask, or all alike."""
+
+    divergence: Literal["kl", "js", "entropy", "cross_entropy"] | None = None
     """Which class-wise sum it is, for kernels that know it."""
 
     estimates: Literal["kl", "entropy"] | None = None
@@ -72,6 +104,9 @@ class Facts:
 
     elementwise: Callable[[Mapping[str, Any]], Elementwise | None] | None = None
     """The closed form of its sum, from all of its options; None where these options have none."""
+
+    classwise: Callable[[Mapping[str, Any]], Classwise | None] | None = None
+    """What it sums over the classes, from all of its options; None where these options have no such form."""
 
     config: str = ""
     """The lines after `fn` of a `[[term]]` table that uses it, or a comment that names what to use instead."""
@@ -96,9 +131,23 @@ class Facts:
             type(options[name]) is type(value) and options[name] == value for name, value in self.coupled.items()
         )
 
-    def closed_form(self, given: Mapping[str, Any] = _NOTHING) -> Elementwise | None:
+    def softmax(self, given: Mapping[str, Any] = _NOTHING) -> float | None:
+        """The temperature of the log_softmax that it takes of its distributions; None where it takes none.
+
+        With `logits=False` and `temperature=1` it is the same function of log-probabilities. One with labels is not:
+        rows whose label does not count are hidden before it is taken.
+        """
+        return None if self.labels or not self.takes_logits(given) else float(self.options(given)["temperature"])
+
+    def takes_logits(self, given: Mapping[str, Any] = _NOTHING) -> bool:
+        """Whether, with these options, its distributions are unnormalised scores."""
+        options = self.options(given)
+        return self.distribution and bool(options["logits"] or options["temperature"] != 1)
+
+    def closed_form(self, given: Mapping[str, Any] = _NOTHING) -> Elementwise | Classwise | None:
         """The closed form of its sum with these options, or None. Whether it is a mean is for the caller to ask."""
-        return None if self.elementwise is None else self.elementwise(self.options(given))
+        form = self.elementwise or self.classwise
+        return None if form is None else form(self.options(given))
 
 
 def penalty(
@@ -108,11 +157,14 @@ def penalty(
     coupled: Mapping[str, Any] = _NOTHING,
     classes: bool = False,
     distribution: bool = False,
-    divergence: Literal["kl", "js", "entropy"] | None = None,
+    labels: tuple[str, ...] = (),
+    weights: Callable[..., Any] | None = None,
+    divergence: Literal["kl", "js", "entropy", "cross_entropy"] | None = None,
     estimates: Literal["kl", "entropy"] | None = None,
     draws: bool = False,
     needs_gradient: bool = False,
     elementwise: Callable[[Mapping[str, Any]], Elementwise | None] | None = None,
+    classwise: Callable[[Mapping[str, Any]], Classwise | None] | None = None,
     config: str = "",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare the facts of a penalty; an option that it does not have becomes an `OptionError`.
@@ -122,23 +174,28 @@ def penalty(
 
     def declare(fn: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(fn).parameters.values()
+        defaults = MappingProxyType({p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY})
+        function = over_logits(fn, defaults, weights, distribution=distribution)
         facts = Facts(
-            function=fn,
+            function=function,
             example=example,
             rows=rows,
             coupled=coupled,
             classes=classes,
             distribution=distribution,
+            labels=labels,
+            weights=weights,
             divergence=divergence,
             estimates=estimates,
             draws=draws,
             needs_gradient=needs_gradient,
             elementwise=elementwise,
+            classwise=classwise,
             config=config,
-            defaults=MappingProxyType({p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}),
+            defaults=defaults,
         )
-        setattr(fn, _ATTRIBUTE, facts)
-        return strict_options(fn)
+        setattr(function, _ATTRIBUTE, facts)
+        return strict_options(function)
 
     return declare
 

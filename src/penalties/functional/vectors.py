@@ -33,7 +33,9 @@ def unit(ops: Backend, x: Any) -> tuple[Any, Any]:
 
 def _scaled(ops: Backend, x: Any) -> tuple[Any, Any]:
     largest = ops.amax(ops.abs(ops.stop_gradient(x)), -1, keepdims=True)
-    scale = ops.where((largest > 0) & (largest < math.inf), largest, 1.0)
+    # Up to here 1/scale, by which XLA multiplies, is a normal number.
+    bound = 1 / ops.limits(x)[0]
+    scale = ops.where((largest > 0) & (largest < math.inf), ops.clip(largest, None, bound), 1.0)
     return x / scale, scale
 
 

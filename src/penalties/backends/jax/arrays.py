@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import BackendError
+from ...errors import BackendError, not_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "amax",
     "any",
     "arange",
+    "at_hand",
     "cast",
     "choice",
     "clip",
@@ -28,9 +29,11 @@ __all__ = [
     "exp",
     "expm1",
     "eye",
+    "indices",
     "limits",
     "log",
     "log_softmax",
+    "log_softmax_at",
     "matmul",
     "mean",
     "moveaxis",
@@ -44,11 +47,14 @@ __all__ = [
     "sum",
     "svdvals",
     "take",
+    "take_along",
     "tracing",
     "uniform",
     "upcast",
     "value_and_gradient",
     "where",
+    "whole",
+    "xlogx",
 ]
 
 LIBRARY: Final = "JAX"
@@ -142,14 +148,39 @@ def log(x: "Array") -> "Array":
 
 @functools.cache
 def _log() -> Callable[["Array"], "Array"]:
-    """The logarithm with `exp(−log x)` for its slope: JAX forms 1/x² on the way to the second derivative of `t/x`."""
+    """The logarithm whose slope 1/x has the slope −(t/x)/x: JAX itself forms 1/x² on the way, which may overflow."""
     jax = library()
 
-    def tangent(primals: tuple["Array"], tangents: tuple["Array"]) -> tuple["Array", "Array"]:
-        value = log(primals[0])
-        return value, tangents[0] * exp(-value)
+    def log_tangent(primals: tuple["Array"], tangents: tuple["Array"]) -> tuple["Array", "Array"]:
+        return log(primals[0]), tangents[0] * inverse(primals[0])
 
+    def inverse_tangent(primals: tuple["Array"], tangents: tuple["Array"]) -> tuple["Array", "Array"]:
+        value = inverse(primals[0])
+        return value, -(tangents[0] * value) * value
+
+    inverse: Any = jax.custom_jvp(jax.numpy.reciprocal)
+    inverse.defjvp(inverse_tangent)
     plain: Any = jax.custom_jvp(jax.numpy.log)
+    plain.defjvp(log_tangent)
+    return plain
+
+
+def xlogx(x: "Array", offset: float) -> "Array":
+    return _xlogx()(x, offset)
+
+
+@functools.cache
+def _xlogx() -> Callable[["Array", float], "Array"]:
+    """With its slope written out: the slope of a product has x² on the way to the second one, which may underflow."""
+
+    def value(x: "Array", offset: float) -> "Array":
+        return x * (log(where(x > 0, x, 1.0)) + offset)
+
+    def tangent(offset: float, primals: tuple["Array"], tangents: tuple["Array"]) -> tuple["Array", "Array"]:
+        (x,) = primals
+        return plain(x, offset), tangents[0] * (log(where(x > 0, x, 1.0)) + (offset + 1.0))
+
+    plain: Any = library().custom_jvp(value, nondiff_argnums=(1,))
     plain.defjvp(tangent)
     return plain
 
@@ -206,6 +237,30 @@ def log_softmax(x: "Array") -> "Array":
     return library().nn.log_softmax(x, axis=-1)
 
 
+def log_softmax_at(x: "Array", indices: "Array", shown: "Array | None", temperature: float) -> "Array":
+    wide = upcast("log_softmax", x)
+    if shown is None:
+        return take_along(log_softmax(wide / temperature), indices)
+    hidden = ~shown[..., None]
+    return where(hidden, 0.0, take_along(log_softmax(where(hidden, 0.0, wide) / temperature), indices))
+
+
+def take_along(x: "Array", indices: "Array") -> "Array":
+    return library().numpy.take_along_axis(x, indices, -1)
+
+
+def indices(function: str, name: str, x: "Array") -> "Array":
+    jnp = library().numpy
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise not_whole(function, name, x)
+    return x.astype(int)
+
+
+def at_hand(x: "Array") -> bool:
+    # The same inside jit and outside.
+    return False
+
+
 def matmul(a: "Array", b: "Array") -> "Array":
     return library().numpy.matmul(a, b, precision="highest")
 
@@ -224,6 +279,10 @@ def take(x: "Array", rows: "Array") -> "Array":
 
 def stop_gradient(x: "Array") -> "Array":
     return library().lax.stop_gradient(x)
+
+
+def whole(x: "Array") -> "Array":
+    return x
 
 
 def power_iteration(matrix: "Array", start: "Array", times: int) -> "Array":

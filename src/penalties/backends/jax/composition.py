@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FIRST_ORDER, BackendError, GradientError
-from ..precision import gradient_scale
+from ..precision import SCALES
 from .arrays import add, library, matmul, sqrt, square, stop_gradient, sum, tracing, upcast
 
 if TYPE_CHECKING:
@@ -17,12 +17,16 @@ __all__ = [
     "accumulate",
     "add_weight_gradients",
     "as_array",
+    "barred",
+    "block",
     "captures",
     "detached",
     "device",
     "differentiable",
     "gram",
+    "map_rows",
     "norm",
+    "pullback",
     "read",
     "separate",
     "stitch",
@@ -73,23 +77,54 @@ def read(arrays: Sequence["Array"]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"], weight: Any
+    fn: Callable[[Sequence["Array"]], tuple["Array", list["Array"]]], leaves: Sequence["Array"]
 ) -> tuple["Array", list["Array"], list[Any]]:
-    reached: list[bool] = []
-
-    def watched(xs: Sequence["Array"]) -> tuple["Array", list["Array"]]:
+    def alone(xs: Sequence["Array"]) -> tuple[list["Array"], list["Array"]]:
         value, arrays = fn(xs)
-        return _watch()(value, _Watch(reached)), arrays
+        return [value], arrays
+
+    (value,), arrays, (gradients,) = values_and_gradients(alone, leaves)
+    return value, arrays, gradients
+
+
+def values_and_gradients(
+    fn: Callable[[Sequence["Array"]], tuple[list["Array"], Any]], leaves: Sequence["Array"]
+) -> tuple[list["Array"], Any, list[list[Any]]]:
+    """`value_and_gradients` of several scalars that are computed together: one pass forward, and one back for each."""
+    reached: list[list[bool]] = []
+
+    def watched(xs: Sequence["Array"]) -> tuple[list["Array"], Any]:
+        values, further = fn(xs)
+        reached.extend([] for _ in values)
+        return [_watch()(value, _Watch(note)) for value, note in zip(values, reached, strict=True)], further
 
     jax = library()
-    value, pull_back, arrays = jax.vjp(watched, list(leaves), has_aux=True)
-    small = builtins.any(leaf.dtype == jax.numpy.float16 for leaf in leaves)
-    scale = gradient_scale(weight) if small else 1.0
-    (gradients,) = pull_back(jax.numpy.full_like(value, scale))
-    gradients = [g.astype("float32") / scale if g.dtype == jax.numpy.float16 else g for g in gradients]
-    # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
-    gradients = jax.lax.optimization_barrier(gradients)
-    return value, arrays, gradients if reached else [None] * len(leaves)
+    values, pull_back, further = jax.vjp(watched, list(leaves), has_aux=True)
+    half = builtins.any(leaf.dtype == jax.numpy.float16 for leaf in leaves)
+
+    def pull(index: int, scale: float) -> list["Array"]:
+        upstream = [jax.numpy.full_like(value, scale * (place == index)) for place, value in enumerate(values)]
+        (gradients,) = pull_back(upstream)
+        return [(g.astype("float32") if g.dtype == jax.numpy.float16 else g) / scale for g in gradients]
+
+    def gradients_of(index: int) -> list[Any]:
+        if not reached[index]:
+            return [None] * len(leaves)
+        if half:
+            # Each element from the scale at which it fits.
+            large, small = (pull(index, scale) for scale in SCALES)
+            gradients = [jax.numpy.where(jax.numpy.isfinite(a), a, b) for a, b in zip(large, small, strict=True)]
+        else:
+            gradients = pull(index, 1.0)
+        # The compiler would otherwise compute a gradient once for its norm and once more for the sum.
+        return jax.lax.optimization_barrier(gradients)
+
+    return values, further, [gradients_of(index) for index in range(len(values))]
+
+
+def pullback(fn: Callable[["Array"], "Array"], x: "Array") -> tuple["Array", Callable[["Array"], "Array"]]:
+    value, pull_back = library().vjp(fn, x)
+    return value, lambda gradient: pull_back(gradient)[0]
 
 
 class _Watch:
@@ -166,10 +201,10 @@ def _length() -> Callable[["Array"], "Array"]:
     return jax.jit(length)
 
 
-def gram(rows: Sequence[Sequence[Any]]) -> "Array":
+def gram(rows: Sequence[Sequence[Any]]) -> tuple["Array", "Array"]:
     jnp = library().numpy
     if not rows:
-        return jnp.zeros((0, 0))
+        return jnp.zeros((0, 0)), jnp.zeros(0)
     flat = [
         jnp.concatenate(
             [
@@ -180,7 +215,14 @@ def gram(rows: Sequence[Sequence[Any]]) -> "Array":
         for row in rows
     ]
     stacked = jnp.stack(flat)
-    return matmul(stacked, stacked.T)
+    # A constant in derivatives: it cancels.
+    largest = stop_gradient(jnp.abs(stacked).max(axis=1, initial=0.0))
+    _, exponents = jnp.frexp(jnp.where((largest > 0) & (largest < math.inf), largest, 1.0))
+    # Up to here its inverse, by which XLA multiplies, is a normal number.
+    bound = -jnp.finfo(largest.dtype).minexp
+    scales = jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponents - 1, -bound, bound))
+    stacked = stacked / scales[:, None]
+    return matmul(stacked, stacked.T), scales
 
 
 def _shape(column: Sequence[Any]) -> tuple[int, ...]:
@@ -207,15 +249,19 @@ def _stitch() -> Any:
         value, inputs, gradients = kept
         nothing = jax.tree_util.tree_map(jax.numpy.zeros_like, gradients)
         found = [(upstream * g).astype(x.dtype) for x, g in zip(inputs, gradients, strict=True)]
-        return jax.numpy.zeros_like(value), _once()(found, inputs), nothing
+        return jax.numpy.zeros_like(value), _once(FIRST_ORDER)(found, inputs), nothing
 
     stitched.defvjp(forward, backward)
     return stitched
 
 
+def barred(value: "Array", inputs: Sequence["Array"], message: str) -> "Array":
+    return _once(message)(value, list(inputs))
+
+
 @functools.cache
-def _once() -> Any:
-    """Gradients that are constants to JAX: differentiating them again would silently return 0."""
+def _once(message: str) -> Any:
+    """Arrays that are constants to JAX: differentiating them would silently return 0."""
     jax = library()
 
     @jax.custom_jvp
@@ -224,7 +270,7 @@ def _once() -> Any:
 
     @once.defjvp
     def fail(primals: Any, tangents: Any) -> Any:
-        raise GradientError(FIRST_ORDER)
+        raise GradientError(message)
 
     return once
 
@@ -247,3 +293,26 @@ def sum_over_rows(fn: Callable[..., "Array"], arrays: Sequence["Array"], size: i
         rest = fn(*[x[whole * size :] for x in arrays])
         total = rest if total is None else total + rest
     return total
+
+
+def block(like: "Array") -> int:
+    # As for PyTorch.
+    return 2**23 if library().default_backend() == "cpu" else 2**28
+
+
+def map_rows(fn: Callable[..., "Array"], arrays: Sequence["Array"], size: int) -> "Array":
+    jax = library()
+    whole = len(arrays[0]) // size
+    found: list[Any] = []
+    if whole:
+        again = jax.checkpoint(fn)
+        stacks = [x[: whole * size].reshape(whole, size, *x.shape[1:]) for x in arrays]
+
+        def each(piece: Any) -> Any:
+            return again(*piece)
+
+        pieces = jax.lax.map(each, stacks)
+        found.append(pieces.reshape(whole * size, *pieces.shape[2:]))
+    if len(arrays[0]) > whole * size:
+        found.append(jax.checkpoint(fn)(*[x[whole * size :] for x in arrays]))
+    return jax.numpy.concatenate(found)

@@ -4,7 +4,8 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import BackendError, GradientError
+from ...errors import BackendError, GradientError, not_whole
+from .sharded import is_sharded, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "amax",
     "any",
     "arange",
+    "at_hand",
     "cast",
     "choice",
     "clip",
@@ -28,6 +30,7 @@ __all__ = [
     "exp",
     "expm1",
     "eye",
+    "indices",
     "limits",
     "log",
     "log_softmax",
@@ -44,11 +47,14 @@ __all__ = [
     "sum",
     "svdvals",
     "take",
+    "take_along",
     "tracing",
     "uniform",
     "upcast",
     "value_and_gradient",
     "where",
+    "whole",
+    "xlogx",
 ]
 
 LIBRARY: Final = "PyTorch"
@@ -107,6 +113,8 @@ def packs(leaves: Sequence["Tensor"]) -> bool:
 
     device, count = leaves[0].device, len(leaves)
     size = builtins.sum(map(torch.Tensor.numel, leaves))
+    if builtins.any(map(is_sharded, leaves)):
+        return False
     if device.type != "cpu":
         return size <= _PACK_BELOW_ON_ACCELERATOR * count and all(leaf.device == device for leaf in leaves)
     # Comparing devices takes three times as long as asking for the CPU.
@@ -146,9 +154,10 @@ def smooth_abs(x: "Tensor", delta: float, reduction: str) -> "Tensor":
         near = size < delta
         inside = where(near, x, 0.0)
         values = (inside / delta) * (inside / 2) + where(near, 0.0, size - delta / 2)
-        return values if reduction == "none" else values.sum() if reduction == "sum" else values.mean()
+        return values if reduction == "none" else whole(values.sum() if reduction == "sum" else values.mean())
     # Reduced by the operation itself: a mean after the fact takes twice as long at a million elements.
-    return torch.nn.functional.smooth_l1_loss(x, torch.zeros_like(x), reduction=reduction, beta=delta)
+    reduced = torch.nn.functional.smooth_l1_loss(x, torch.zeros_like(x), reduction=reduction, beta=delta)
+    return reduced if reduction == "none" else whole(reduced)
 
 
 def exp(x: "Tensor") -> "Tensor":
@@ -161,6 +170,10 @@ def expm1(x: "Tensor") -> "Tensor":
 
 def log(x: "Tensor") -> "Tensor":
     return x.log()
+
+
+def xlogx(x: "Tensor", offset: float) -> "Tensor":
+    return x * (where(x > 0, x, 1.0).log() + offset)
 
 
 def cos(x: "Tensor") -> "Tensor":
@@ -194,16 +207,16 @@ def limits(x: "Tensor") -> tuple[float, float]:
 
 
 def sum(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Tensor":
-    return x.sum() if axis is None else x.sum(axis, keepdim=keepdims)
+    return whole(x.sum()) if axis is None else x.sum(axis, keepdim=keepdims)
 
 
 def mean(x: "Tensor") -> "Tensor":
     # Not x.mean(): its backward writes out a whole array where that of a sum expands one number.
-    return x.sum() / (x.numel() or 1)
+    return whole(x.sum()) / (x.numel() or 1)
 
 
 def amax(x: "Tensor", axis: int | None = None, *, keepdims: bool = False) -> "Tensor":
-    return x.amax() if axis is None else x.amax(axis, keepdim=keepdims)
+    return whole(x.amax()) if axis is None else x.amax(axis, keepdim=keepdims)
 
 
 def any(x: "Tensor") -> "Tensor":
@@ -212,6 +225,24 @@ def any(x: "Tensor") -> "Tensor":
 
 def log_softmax(x: "Tensor") -> "Tensor":
     return x.log_softmax(-1)
+
+
+def take_along(x: "Tensor", indices: "Tensor") -> "Tensor":
+    return x.gather(-1, indices)
+
+
+def indices(function: str, name: str, x: "Tensor") -> "Tensor":
+    import torch
+
+    if x.is_floating_point() or x.is_complex() or x.dtype is torch.bool:
+        raise not_whole(function, name, x)
+    return x.long()
+
+
+def at_hand(x: "Tensor") -> bool:
+    import torch
+
+    return type(x) is torch.Tensor and x.is_cpu and not tracing(x)
 
 
 def matmul(a: "Tensor", b: "Tensor") -> "Tensor":

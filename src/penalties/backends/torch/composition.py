@@ -2,13 +2,12 @@
 
 import builtins
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FIRST_ORDER, GradientError
-from ..precision import gradient_scale
-from .arrays import add, default_dtype, matmul, tracing, transformed, upcast
+from ..precision import SCALES
+from .arrays import add, default_dtype, tracing, transformed, upcast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,12 +16,14 @@ __all__ = [
     "accumulate",
     "add_weight_gradients",
     "as_array",
+    "barred",
+    "block",
     "captures",
     "detached",
     "device",
     "differentiable",
-    "gram",
-    "norm",
+    "map_rows",
+    "pullback",
     "read",
     "separate",
     "stitch",
@@ -32,12 +33,6 @@ __all__ = [
     "zero",
     "zeros_like",
 ]
-
-_ROW: Final = 512
-"""Elements of one dot product: of many more, a sum in float32 loses digits."""
-
-_SMALL: Final = 2**16
-"""Up to here a copy costs less than further operations; beyond, arrays are large, and memory counts."""
 
 
 def device(x: "Tensor") -> Any:
@@ -87,7 +82,7 @@ def read(arrays: Sequence["Tensor"]) -> list[Any]:
 
 
 def value_and_gradients(
-    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"], weight: Any
+    fn: Callable[[Sequence["Tensor"]], tuple["Tensor", list["Tensor"]]], leaves: Sequence["Tensor"]
 ) -> tuple["Tensor", list["Tensor"], list[Any]]:
     import torch
 
@@ -95,8 +90,7 @@ def value_and_gradients(
         # Inside torch.compile and the transforms of torch.func only the functional form is allowed.
         pulled: Any = torch.func.vjp(lambda *xs: fn(xs), *leaves, has_aux=True)
         value, pull_back, arrays = pulled
-        scale = _scale(leaves, weight)
-        gradients = [_unscaled(g, scale) for g in pull_back(torch.full_like(value, scale))]
+        gradients = _in_range(leaves, lambda scale: pull_back(torch.full_like(value, scale)))
         return value, arrays, [g.detach() if torch.compiler.is_compiling() else g for g in gradients]
     with _recording():
         points = [_point(leaf) for leaf in leaves]
@@ -108,10 +102,26 @@ def value_and_gradients(
         # graph is freed at once, which at a million elements is a sixth of the time, and what reaches the inputs of
         # the value is the gradient that is known by then.
         keep = half or _captures(value, points)
-        scale = _scale(points, weight) if half else 1.0
-        upstream = None if scale == 1.0 else torch.full_like(value, scale)
-        gradients: Any = torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
-    return value if keep else value.detach(), arrays, [_unscaled(g, scale) for g in gradients] if half else gradients
+
+        def pull(scale: float) -> Any:
+            upstream = None if scale == 1.0 else torch.full_like(value, scale)
+            return torch.autograd.grad(value, points, upstream, retain_graph=keep, allow_unused=True)
+
+        gradients = _in_range(points, pull)
+    return value if keep else value.detach(), arrays, gradients
+
+
+def pullback(fn: Callable[["Tensor"], "Tensor"], x: "Tensor") -> tuple["Tensor", Callable[["Tensor"], "Tensor"]]:
+    import torch
+
+    with _recording():
+        point = _point(x)
+        value = fn(point)
+
+    def pull(gradient: "Tensor") -> "Tensor":
+        return torch.autograd.grad(value, point, gradient, retain_graph=True)[0]
+
+    return value.detach(), pull
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
@@ -129,17 +139,27 @@ def _recording() -> contextlib.AbstractContextManager[Any]:
 _HERE: Final = contextlib.nullcontext()
 
 
-def _scale(points: Sequence["Tensor"], weight: Any) -> float:
-    """What the gradient is taken times: the weight where a point is float16, whose range is small."""
+def _in_range(points: Sequence["Tensor"], pull: Callable[[float], Sequence[Any]]) -> list[Any]:
+    """The gradients from `pull(scale)`; where a point is float16, each element from the scale at which it fits."""
     import torch
 
-    return gradient_scale(weight) if builtins.any(point.dtype is torch.float16 for point in points) else 1.0
+    if not builtins.any(point.dtype is torch.float16 for point in points):
+        return [_dense(gradient) for gradient in pull(1.0)]
+    large, small = ([_divided_by(scale, _dense(gradient)) for gradient in pull(scale)] for scale in SCALES)
+    return [a if a is None else torch.where(a.isfinite(), a, b) for a, b in zip(large, small, strict=True)]
 
 
-def _unscaled(gradient: Any, scale: float) -> Any:
+def _dense(gradient: Any) -> Any:
+    """A gradient whose elements can be added up: an embedding may return a sparse one."""
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+
+
+def _divided_by(scale: float, gradient: Any) -> Any:
     import torch
 
-    return gradient if gradient is None or gradient.dtype is not torch.float16 else gradient.float() / scale
+    if gradient is None:
+        return None
+    return (gradient.float() if gradient.dtype is torch.float16 else gradient) / scale
 
 
 def _point(x: "Tensor") -> "Tensor":
@@ -237,86 +257,15 @@ def separate(gradients: Sequence[Any]) -> list[Any]:
     return apart
 
 
-def norm(gradients: Sequence["Tensor"]) -> "Tensor":
-    import torch
-
-    norms = [_length(gradient) for gradient in gradients]
-    return norms[0] if len(norms) == 1 else _length(torch.stack([one.to(norms[0].device) for one in norms]))
-
-
-def _length(x: "Tensor") -> "Tensor":
-    """The length of a tensor, of whatever size its elements are: their squares may be out of range."""
-    import torch
-
-    linalg: Any = torch.linalg  # untyped in torch
-    x = upcast("norm", x)
-    if x.device.type == "mps":
-        return linalg.vector_norm(x)
-    if not x.is_cpu or tracing(x):
-        return linalg.vector_norm(x, dtype=torch.float64).to(x.dtype)
-    flat = x.reshape(-1)
-    squares = dot(flat, flat)
-    if in_range(squares):
-        return squares.sqrt()
-    largest = flat.detach().abs().max() if flat.numel() else squares
-    if not 0.0 < float(largest) < math.inf:
-        return largest
-    flat = flat / largest
-    return largest * dot(flat, flat).sqrt()
-
-
-def dot(x: "Tensor", y: "Tensor") -> "Tensor":
-    """The inner product of two flat tensors on a CPU, to nearly all digits of their dtype."""
-    import torch
-
-    if x.numel() <= _SMALL:
-        return (x * y).sum()
-    linalg: Any = torch.linalg
-    whole = x.numel() // _ROW * _ROW
-    rows = linalg.vecdot(x[:whole].reshape(-1, _ROW), y[:whole].reshape(-1, _ROW)).sum()
-    return rows + x[whole:].dot(y[whole:])
-
-
-def in_range(squares: "Tensor") -> bool:
-    """Whether a sum of squares on a CPU has neither overflowed nor lost digits at the lower end of its dtype."""
-    import torch
-
-    info = torch.finfo(squares.dtype)
-    return info.tiny / info.eps**2 < float(squares.detach()) < math.inf
-
-
-def gram(rows: Sequence[Sequence[Any]]) -> "Tensor":
-    import torch
-
-    count = len(rows)
-    total: Any = None
-    for column in zip(*rows, strict=True):
-        present = [gradient for gradient in column if gradient is not None]
-        if not present:
-            continue
-        flat = [None if x is None else upcast("gram", x).reshape(-1) for x in column]
-        if present[0].numel() <= _SMALL:
-            blank = torch.zeros_like(upcast("gram", present[0]).reshape(-1))
-            stacked = torch.stack([blank if x is None else x for x in flat])
-            products = matmul(stacked, stacked.T)
-        else:
-            # Pair by pair: no copy of what may be large.
-            nothing = torch.zeros((), dtype=flat[0].dtype if flat[0] is not None else None, device=present[0].device)
-            products = torch.stack([_product(a, b, nothing) for a in flat for b in flat]).reshape(count, count)
-        total = products if total is None else total + products.to(total.device)
-    return torch.zeros(count, count) if total is None else total
-
-
-def _product(a: "Tensor | None", b: "Tensor | None", nothing: "Tensor") -> "Tensor":
-    if a is None or b is None:
-        return nothing
-    return dot(a, b) if a.is_cpu else a.dot(b)
-
-
 def stitch(value: "Tensor", inputs: Sequence["Tensor"], gradients: Sequence["Tensor"]) -> "Tensor":
-    plain, functional = _stitch_functions()
+    plain, functional, _ = _stitch_functions()
     # The form that transforms need binds its arguments by their names at each call, which is half of its time.
     return (functional if tracing(value) else plain).apply(value, len(inputs), *inputs, *gradients)
+
+
+def barred(value: "Tensor", inputs: Sequence["Tensor"], message: str) -> "Tensor":
+    *_, once = _stitch_functions()
+    return once.apply(message, value, *inputs)
 
 
 _stitch: Any = None
@@ -345,12 +294,22 @@ def _stitch_functions() -> Any:
         @staticmethod
         def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             (upstream,) = grad_outputs
-            inputs, gradients = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+            try:
+                saved = ctx.saved_tensors
+            except RuntimeError as error:
+                # PyTorch raises this class, too, where the graph was freed by an earlier backward.
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                raise GradientError(
+                    "backward needs the gradient as it was computed, and out.gradient or an input was changed in place "
+                    "since; change a copy (out.gradient.clone()), or wait until after the backward"
+                ) from error
+            inputs, gradients = saved[: ctx.count], saved[ctx.count :]
             # In float32 at least: the scale of a loss in half precision is beyond what that can hold.
             returned = [(upstream * upcast("stitch", g)).to(x.dtype) for x, g in zip(inputs, gradients, strict=True)]
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 once: Any = Once
-                returned = [once.apply(g, *inputs) for g in returned]
+                returned = [once.apply(FIRST_ORDER, g, *inputs) for g in returned]
             return upstream if ctx.needs_input_grad[0] else None, None, *returned, *([None] * ctx.count)
 
     class Once(torch.autograd.Function):
@@ -359,16 +318,16 @@ def _stitch_functions() -> Any:
         generate_vmap_rule = True
 
         @staticmethod
-        def forward(gradient: Any, *inputs: Any) -> Any:
+        def forward(message: str, gradient: Any, *inputs: Any) -> Any:
             return gradient.clone()
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            pass
+            ctx.message = inputs[0]
 
         @staticmethod
         def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            raise GradientError(FIRST_ORDER)
+            raise GradientError(ctx.message)
 
     class Plain(torch.autograd.Function):
         """The same, in the older form."""
@@ -380,11 +339,27 @@ def _stitch_functions() -> Any:
 
         backward = Stitch.backward
 
-    _stitch = Plain, Stitch
+    _stitch = Plain, Stitch, Once
     return _stitch
 
 
+def block(like: "Tensor") -> int:
+    # 32 MB of float32 on a CPU; on a GPU three quarters of a gigabyte of bfloat16, nearly 3000 rows of a large
+    # vocabulary: each block adds to the gradient of the whole output layer, which takes as long as a product of 1000.
+    return 11 * 2**25 if like.is_cuda else 2**23
+
+
+def map_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size: int) -> "Tensor":
+    import torch
+
+    return torch.cat(_of_pieces(fn, arrays, size))
+
+
 def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size: int) -> "Tensor":
+    return add(_of_pieces(fn, arrays, size))
+
+
+def _of_pieces(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size: int) -> "list[Tensor]":
     import torch
     from torch.utils import checkpoint
 
@@ -396,4 +371,4 @@ def sum_over_rows(fn: Callable[..., "Tensor"], arrays: Sequence["Tensor"], size:
     keep = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not transformed()
     untyped: Sequence[Any] = arrays
     pieces = zip(*[x.split(size) for x in untyped], strict=True)
-    return add([again(fn, *piece, use_reentrant=False) if keep else fn(*piece) for piece in pieces])
+    return [again(fn, *piece, use_reentrant=False) if keep else fn(*piece) for piece in pieces]
