@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import telemetry as telemetry
     from . import testing as testing
     from . import training as training
+    from .arrays import Logits as Logits
     from .errors import BackendError as BackendError
     from .errors import CheckError as CheckError
     from .errors import GradientError as GradientError
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from .errors import WorkerLostError as WorkerLostError
     from .execution.executor import Executor as Executor
     from .functional import *
+    from .integrations import auxiliary as auxiliary
+    from .integrations import capture as capture
+    from .integrations import collect as collect
+    from .integrations import select as select
     from .integrations import train_step as train_step
     from .integrations import wrap_loss as wrap_loss
     from .pipeline import EMA as EMA
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from .pipeline import explain as explain
     from .pipeline import gradients as gradients
     from .pipeline import load_state as load_state
+    from .pipeline import plot as plot
     from .pipeline import save_state as save_state
     from .pipeline import schedules as schedules
 
@@ -48,6 +54,7 @@ __version__ = "0.1.0"
 
 # Where names live, except for the mathematics: `functional.__all__` is the one list of that.
 _HOMES = {
+    ".arrays": ("Logits",),
     ".errors": (
         "BackendError",
         "CheckError",
@@ -78,10 +85,11 @@ _HOMES = {
         "explain",
         "gradients",
         "load_state",
+        "plot",
         "save_state",
         "schedules",
     ),
-    ".integrations": ("train_step", "wrap_loss"),
+    ".integrations": ("auxiliary", "capture", "collect", "select", "train_step", "wrap_loss"),
     ".telemetry": ("telemetry",),
     ".testing": ("testing",),
     ".training": ("training",),

@@ -4,33 +4,41 @@ A kernel sees facts about penalties, arrays and coefficients, and never a term. 
 up to rounding. `PENALTIES_KERNELS=off` in the environment turns all of them off.
 """
 
+import importlib.util
 import os
+import shutil
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final
 
-from ..functional.penalty import Elementwise
-from . import cpu
+__all__ = ["triton_unavailable", "unavailable"]
 
-__all__ = ["ElementwiseKernel", "elementwise_kernel"]
-
-
-class ElementwiseKernel(Protocol):
-    """Computes several element-wise penalties of one array in one sweep."""
-
-    def __call__(
-        self, x: Any, forms: Sequence[Elementwise], means: Sequence[bool], coefficients: Sequence[float], /
-    ) -> tuple[list[Any], list[Any], Any]:
-        """The value of each, the norm of each one's unscaled gradient, and `Σ coefficient·gradient`."""
-        ...
+_HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
+# As Triton, which reads it when it is imported.
+_INTERPRETED: Final = _HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+_HAS_COMPILER: Final = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+_WITHOUT_TRITON: Final = (
+    "Triton is not installed"
+    if not _HAS_TRITON
+    else None
+    if _HAS_COMPILER
+    else "Triton needs a C compiler to start a kernel, and there is none: install gcc, or set CC"
+)
 
 
-def elementwise_kernel(x: Any) -> ElementwiseKernel | str:
-    """The kernel for element-wise penalties of this array, or why there is none."""
+def unavailable(x: Any) -> str | None:
+    """Why there are no kernels at all for this array; None where there are."""
     if os.environ.get("PENALTIES_KERNELS", "").lower() == "off":
-        return "by itself: PENALTIES_KERNELS=off"
+        return "PENALTIES_KERNELS=off"
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
-        return "by itself: kernels are for PyTorch tensors"
-    reason = cpu.unsupported(x)
-    return cpu.elementwise if reason is None else f"by itself: {reason}"
+        return "kernels are for PyTorch tensors"
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return f"no kernel for a {type(x).__name__}"
+    return None
+
+
+def triton_unavailable(x: Any) -> str | None:
+    """Why no Triton kernel runs where this tensor is; None where they do. The interpreter runs them on a CPU."""
+    if x.is_cpu and _INTERPRETED:
+        return None
+    return _WITHOUT_TRITON if x.is_cuda else f"no kernel for {x.device.type} tensors"

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..backends.torch.composition import dot, in_range, norm
+from ..backends.torch.lengths import dot
 from ..functional.penalty import Elementwise
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["elementwise", "unsupported"]
+__all__ = ["gradient_of", "sweep", "too_small", "unsupported"]
 
 _TILE: Final = 2**17
 """Elements of a tile: half a megabyte of float32 stays in the cache of a core from one operation to the next."""
@@ -26,64 +26,48 @@ def unsupported(x: "Tensor") -> str | None:
         return f"no kernel for {x.device.type} tensors"
     if x.layout is not torch.strided or x.dtype not in (torch.float32, torch.float64):
         return f"no kernel for {x.dtype} tensors of layout {x.layout}"
-    if x.numel() < _SMALLEST:
-        return f"{x.numel()} elements fit the cache"
-    return None
+    return too_small(x)
 
 
-def elementwise(
-    x: "Tensor", forms: Sequence[Elementwise], means: Sequence[bool], coefficients: Sequence[float], /
-) -> "tuple[list[Tensor], list[Tensor], Tensor]":
-    """Several element-wise penalties of one array, in one sweep; see `ElementwiseKernel`."""
+def too_small(x: "Tensor") -> str | None:
+    """Why a sweep over this tensor is no faster than its operations; None where it is."""
+    return f"no kernel is worth its start for {x.numel()} elements on a CPU" if x.numel() < _SMALLEST else None
+
+
+def sweep(
+    x: "Tensor", gradient: "Tensor", straight: float, deltas: Sequence[float], bends: Sequence[float], *, add: bool
+) -> "Tensor":
+    """The sums of x², of s·x and s² for the first delta, of the squared gradient, and of s·x and s² for the others.
+
+    The gradient, `straight·x + Σ bend·s`, is written to `gradient`, or added to what is there.
+    """
     import torch
 
-    shares = [1 / x.numel() if mean else 1.0 for mean in means]
-    scales = [coefficient * share for coefficient, share in zip(coefficients, shares, strict=True)]
-    deltas = list(dict.fromkeys(form.delta for form in forms if form.bent))
-    # Of all terms together: the factor of each bent part, and of x itself.
-    bends = [
-        sum(form.bent * scale for form, scale in zip(forms, scales, strict=True) if form.bent and form.delta == delta)
-        for delta in deltas
-    ]
-    straight = sum(form.straight * scale for form, scale in zip(forms, scales, strict=True))
-    with torch.inference_mode(False), torch.no_grad():
-        flat: Any = x.detach().reshape(-1)
-        combined = torch.empty_like(flat)
-        into: Any = combined
-        sums: list[Tensor] = []
-        for piece, total in zip(flat.split(_TILE), into.split(_TILE), strict=True):
-            products = [dot(piece, piece)]
-            # Not a product with 0: of an infinite element that is NaN.
-            torch.mul(piece, straight, out=total) if straight else total.zero_()
-            for delta, bend in zip(deltas, bends, strict=True):
-                signs = piece.sign() if delta == 0.0 else (piece / delta).clamp_(-1.0, 1.0)
-                products += [dot(signs, piece), dot(signs, signs)]
-                total.add_(signs, alpha=bend)
-            sums.append(torch.stack(products))
-        squares, *bent = torch.stack(sums).sum(0)
-        values: list[Tensor] = []
-        norms: list[Tensor] = []
-        for form, share in zip(forms, shares, strict=True):
-            value = squared = torch.zeros_like(squares)
-            if form.straight:
-                value, squared = form.straight / 2 * squares, form.straight**2 * squares
-            if form.bent:
-                along, own = bent[2 * deltas.index(form.delta) :][:2]
-                value = value + form.bent * (along - form.delta / 2 * own)
-                squared = squared + form.bent**2 * own
-                if form.straight:
-                    squared = squared + 2 * form.bent * form.straight * along
-            values.append(share * value)
-            norms.append(share * (squared.sqrt() if in_range(squared) else _length(form, flat)))
-    return values, norms, combined.reshape(x.shape)
+    flat: Any = x.reshape(-1)
+    into: Any = gradient.view(-1)
+    sums: list[Tensor] = []
+    for piece, place in zip(flat.split(_TILE), into.split(_TILE), strict=True):
+        total = torch.empty_like(place) if add else place
+        products: list[Tensor] = []
+        # Not a product with 0: of an infinite element that is NaN.
+        torch.mul(piece, straight, out=total) if straight else total.zero_()
+        for delta, bend in zip(deltas, bends, strict=True):
+            signs = piece.sign() if delta == 0.0 else (piece / delta).clamp_(-1.0, 1.0)
+            products += [dot(signs, piece), dot(signs, signs)]
+            total.add_(signs, alpha=bend)
+        if add:
+            place.add_(total)
+        products = products or [piece.new_zeros(())] * 2
+        sums.append(torch.stack([dot(piece, piece), *products[:2], dot(total, total), *products[2:]]))
+    return torch.stack(sums).sum(0)
 
 
-def _length(form: Elementwise, x: "Tensor") -> "Tensor":
-    """The norm of one penalty's gradient where the squares of its elements are out of range."""
+def gradient_of(form: Elementwise, x: "Tensor") -> "Tensor":
+    """The gradient of one penalty by itself."""
     import torch
 
     # Not a product with 0: of an infinite element that is NaN.
     gradient = form.straight * x if form.straight else torch.zeros_like(x)
     if form.bent:
         gradient += form.bent * (x.sign() if form.delta == 0.0 else (x / form.delta).clamp_(-1.0, 1.0))
-    return norm([gradient])
+    return gradient

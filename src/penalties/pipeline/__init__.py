@@ -7,6 +7,7 @@ from .explanation import Explanation, Finding, Share, explain
 from .monitor import Monitor
 from .output import LossOutput, TermOutput
 from .pipeline import Pipeline
+from .plotting import plot
 from .saving import load_state, save_state
 from .state import EMA, Normalized
 from .term import Regularizer, Term
@@ -28,6 +29,7 @@ __all__ = [
     "explain",
     "gradients",
     "load_state",
+    "plot",
     "save_state",
     "schedules",
 ]

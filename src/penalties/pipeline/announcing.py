@@ -16,11 +16,13 @@ from .plan import Job
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["Announcer", "Started", "numbered"]
+__all__ = ["Announcer", "Started", "are_heard", "numbered", "unannounced"]
 
 _calls: Final = itertools.count(1)
 _outer: Final[ContextVar[int | None]] = ContextVar("call", default=None)
 """The number of the operation that the next call is part of."""
+_part: Final[ContextVar[bool]] = ContextVar("part", default=False)
+"""Whether calls are parts of a step, which is announced as a whole."""
 
 
 @contextmanager
@@ -32,6 +34,29 @@ def numbered() -> Generator[int]:
         yield number
     finally:
         _outer.reset(token)
+
+
+@contextmanager
+def unannounced(pipeline: "Pipeline | None" = None, step: Any = None) -> Generator[None]:
+    """Calls in here are parts of a step, and emit nothing; with the pipeline, an exception is announced as its own."""
+    token = _part.set(True)
+    try:
+        yield
+    except BaseException as error:
+        _part.reset(token)
+        if pipeline is not None:
+            announcer = Announcer(traced=False)
+            announcer.start(pipeline, step, gradients=False)
+            announcer.running = getattr(error, "term", None)
+            announcer.fail(error)
+        raise
+    else:
+        _part.reset(token)
+
+
+def are_heard() -> bool:
+    """Whether anybody listens to what happens here."""
+    return len(events.handlers) > 0 and not _part.get()
 
 
 class Started(NamedTuple):
@@ -51,10 +76,15 @@ class Announcer:
 
     def __init__(self, *, traced: bool) -> None:
         """Nothing is announced yet."""
-        self.heard: bool = not traced and len(events.handlers) > 0
+        self.heard: bool = not traced and are_heard()
         self.terms_heard: bool = self.heard and events.are_heard("term.start", "term.stop", "term.exception")
         self.running: str | None = None
         """The term that is being evaluated, or that failed."""
+
+    @property
+    def call(self) -> int | None:
+        """The number of the call; None where nobody listens."""
+        return self.metadata["call"] if self.heard else None
 
     def start(self, pipeline: "Pipeline", step: Any, *, gradients: bool) -> None:
         """The call begins."""
@@ -72,6 +102,21 @@ class Announcer:
             "track_grad_norms": gradients,
         }
         events.emit("pipeline.start", {"time": time.time(), "monotonic_time": time.monotonic()}, self.metadata)
+
+    def whole(self, pipeline: "Pipeline", step: Any, output: LossOutput, seconds: float) -> None:
+        """A step that was evaluated in parts, as one call that took so long and returns this."""
+        self.start(pipeline, step, gradients=False)
+        if not self.heard:
+            return
+        self.began -= seconds
+        for index, term in enumerate(pipeline.all_terms):
+            if term.name in output.names:
+                found = output[term.name]
+                started = self.start_term(Job(index, term, found.weight))
+                evaluation = Evaluation(found.value, grad_norm=found.grad_norm, duration=found.duration)
+                evaluation.error = found.error
+                self.stop_term(started, evaluation)
+        self.stop(output)
 
     def stop(self, output: LossOutput) -> None:
         """The call returns this."""

@@ -1,43 +1,33 @@
 """One call of a pipeline, wherever its terms are evaluated: plan, run, combine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..backends import owner
 from ..errors import CheckError, GradientError, InputError, OptionError
 from ..functional.options import is_whole
 from ..telemetry import events
 from . import checks
+from .accumulating import check_leaves, prepare
 from .announcing import Announcer
 from .combine import Combination
-from .inputs import INPUT, CallInputs, check_unmapped, prepared
+from .fused import FusedElements
+from .inputs import INPUT, CallInputs, check_spelling, check_unmapped, prepared
+from .kinds import compiling
 from .output import LossOutput
 from .plan import Job, Plan, plan_of
 from .runner import CallContext, Runner
-from .targets import Targets
+from .targets import Gradients, Targets
 from .term import CALL_ARGUMENTS, Term, Weight
 from .weigh import check_weights, weight_of
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["Gradients", "check_wrt", "inputs_of", "is_due", "plan_call", "run_call"]
+__all__ = ["check_wrt", "inputs_of", "is_due", "plan_call", "run_call"]
 
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """Which gradients a call takes."""
-
-    wrt: Sequence[str] | None
-    """The inputs that they are taken at; None is every input that requires one."""
-    cosines: bool = False
-    keep: bool = False
-
-    @property
-    def hold(self) -> bool:
-        """Whether the gradients of all terms are needed at once."""
-        return self.cosines or self.keep
+_VALUES: Final = Gradients(None)
+"""What a call without gradients takes."""
 
 
 def run_call(
@@ -59,20 +49,20 @@ def run_call(
     try:
         jobs = _jobs(pipeline, inputs, check_weights(pipeline.names, weights), step, state or {})
         transformed = inputs.traced or (inputs.ops is not None and inputs.ops.tracing(inputs.like))
-        record = None if transformed else checks.Record.of(pipeline, jobs, inputs, state)
+        record = None
+        if not transformed:
+            record = checks.Record.of(pipeline, jobs, inputs, state, call=announcer.call, step=step)
         if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
             raise CheckError(findings)
         targets = _targets(jobs, inputs, gradients)
-        keep = gradients is not None and gradients.keep
-        hold = gradients is not None and gradients.hold
-        combination = Combination(jobs, inputs, targets, hold=hold, keep=keep)
-        context = CallContext(inputs, targets, step, announcer)
-        states, failure = runner(plan_of(jobs, inputs, targets, hold=hold), context, combination)
+        plan = plan_of(jobs, inputs, targets, hold=gradients is not None and gradients.hold)
+        combination = Combination(jobs, inputs, targets, gradients or _VALUES)
+        context = CallContext(inputs, targets, step, announcer, _adds_in_place(plan, targets, gradients))
+        states, failure = runner(plan, context, combination)
         output = combination.output(
             # A term that rests, or is skipped, keeps its state.
             state={**_known(pipeline, state), **states} if state else states,
             has_base=len(jobs) > 0 and jobs[0].term is pipeline.base,
-            cosines=gradients is not None and gradients.cosines,
             record=record,
         )
         if failure is not None:
@@ -103,6 +93,8 @@ def inputs_of(pipeline: "Pipeline", positional: tuple[Any, ...], named: dict[str
     for name in named:
         if name in CALL_ARGUMENTS:
             raise InputError(f'"{name}" cannot name an input, and this call does not take it as an argument')
+        if name not in pipeline.reads and not compiling():
+            check_spelling(name, named[name])
     if not positional:
         if not pipeline.unmapped.isdisjoint(named):
             check_unmapped(pipeline.all_terms, named)
@@ -176,7 +168,17 @@ def _targets(jobs: Sequence[Job], inputs: CallInputs, gradients: Gradients | Non
     for name in names if inputs.alone else ():
         if name != INPUT:
             raise InputError(f'value_and_grad: no input is named "{name}"; a positional input is named "{INPUT}"')
-    return Targets.of("value_and_grad", inputs, names, requested=requested)
+    targets = Targets.of("value_and_grad", inputs, names, requested=requested)
+    if gradients.accumulate:
+        check_leaves(targets)
+    return targets
+
+
+def _adds_in_place(plan: Plan, targets: Targets | None, gradients: Gradients | None) -> bool:
+    """Whether a kernel may add to the leaves' `.grad`: where its gradient is all there is."""
+    if targets is None or gradients is None or not gradients.accumulate:
+        return False
+    return len(plan) == 1 and isinstance(plan.groups[0].fused, FusedElements) and prepare(targets.leaves)
 
 
 def _is_transformed(inputs: CallInputs) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import trees
 from ..backends import owner
-from ..functional.penalty import facts_of
+from ..functional.penalty import Facts, facts_of
 from .binding import Enclosing
 
 if TYPE_CHECKING:
@@ -76,10 +76,21 @@ class Record(NamedTuple):
     """The arrays among the inputs, by name."""
     due: "tuple[Term, ...]"
     """The terms that ran."""
+    call: int | None
+    """The number of the call in its events; None where nobody listens."""
+    step: Any
+    """What the call was given as its step."""
 
     @classmethod
     def of(
-        cls, pipeline: "Pipeline", jobs: "Sequence[Job]", inputs: "CallInputs", state: Mapping[str, Any] | None
+        cls,
+        pipeline: "Pipeline",
+        jobs: "Sequence[Job]",
+        inputs: "CallInputs",
+        state: Mapping[str, Any] | None,
+        *,
+        call: int | None,
+        step: Any,
     ) -> "Record":
         """Of a call that is about to be evaluated."""
         stateful = [job.term.name for job in jobs if job.term.takes_state]
@@ -88,7 +99,8 @@ class Record(NamedTuple):
         if stateful and key not in _stateful:
             _stateful[key] = weakref.ref(pipeline, lambda _: _stateful.pop(key, None))
         arrays = {name: weakref.ref(given) for name, given in inputs.named.items() if _is_referable(given)}
-        return cls(pipeline, tuple(inputs.named), inputs.alone, lost, arrays, tuple([job.term for job in jobs]))
+        due = tuple([job.term for job in jobs])
+        return cls(pipeline, tuple(inputs.named), inputs.alone, lost, arrays, due, call, step)
 
 
 def _is_referable(given: Any) -> bool:
@@ -119,12 +131,17 @@ def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
             inner = getattr(inner.fn, "term", None)
         facts = facts_of(inner.fn)
         if facts is not None and facts.distribution:
-            lines += _not_normalised(record, inputs, term, facts.options(inner.options), broken)
+            lines += _not_normalised(record, inputs, term, facts, facts.options(inner.options), broken)
     return lines
 
 
 def _not_normalised(
-    record: Record, inputs: "CallInputs | None", term: "Term", options: Mapping[str, Any], broken: Collection[str]
+    record: Record,
+    inputs: "CallInputs | None",
+    term: "Term",
+    facts: Facts,
+    options: Mapping[str, Any],
+    broken: Collection[str],
 ) -> list[str]:
     """The inputs of a term that are not the log-probabilities that it expects."""
     if options.get("logits") or options.get("temperature", 1) != 1:
@@ -142,7 +159,7 @@ def _not_normalised(
         return []
     lines: list[str] = []
     for parameter, name in term.inputs.items():
-        array = None if parameter == "mask" or name in broken else find(name)
+        array = None if parameter in ("mask", *facts.labels) or name in broken else find(name)
         problem = None if owner(array) is None else _normalisation_problem(array, mask)
         if problem is not None:
             lines.append(f"{term.name}: {name} {problem}")

@@ -15,8 +15,8 @@ __all__ = ["in_chunks"]
 def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     """The sum or mean over all rows, from as many rows at a time as the term says.
 
-    Every array among the inputs is cut along its first axis. A mean counts each piece by its rows, or by the sum of
-    its mask.
+    Every array among the inputs is cut along its first axis. A mean counts each piece by its rows, or by how much they
+    count: the sum of its mask, or what the penalty says.
     """
     options = {key: value for key, value in keywords.items() if owner(value) is None or key not in term.inputs}
     cut = {key: value for key, value in keywords.items() if key not in options}
@@ -34,10 +34,17 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
         raise TermError(term.name, f"chunk= cuts rows; its input of shape {tuple(arrays[0].shape)} has one axis only")
     ops: Backend = owner(arrays[0])  # pyright: ignore[reportAssignmentType]
     count = len(arrays[0])
-    mask = keywords.get("mask")
     mean = term.reduction == "mean"
-    masked = len(parts) - len(cut) + list(cut).index("mask") if "mask" in cut else None
-    whole = ops.sum(ops.upcast(term.name, mask)) if mean and masked is not None else None
+
+    def weight(*positional: Any, **named: Any) -> Any:
+        """How much some rows count together; None where they count by their number."""
+        if facts is not None and facts.weights is not None:
+            weights = facts.weights(*positional, **facts.options(named))
+        else:
+            weights = ops.upcast(term.name, named["mask"]) if "mask" in cut else None
+        return None if weights is None else ops.sum(weights)
+
+    whole = weight(*arguments, **keywords) if mean else None
 
     def piece(*cuts: Any) -> Any:
         given = list(parts)
@@ -52,7 +59,7 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
             return value
         if whole is None:
             return value * (len(cuts[0]) / count)
-        return weighted_mean(ops, value * ops.sum(ops.upcast(term.name, named["mask"])), whole)
+        return weighted_mean(ops, value * weight(*positional, **options, **named), whole)
 
     if count == 0:
         return piece(*arrays) if not mean else term.call(*arguments, **keywords)

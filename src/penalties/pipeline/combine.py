@@ -1,57 +1,57 @@
 """From evaluations to the output: the total, its gradient, norms, the Gram matrix. Coefficients are applied here."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from ..backends import Backend, owner
-from ..errors import BackendError, TermError
+from ..errors import BackendError, GradientError, TermError
+from .accumulating import accumulate
 from .evaluation import Evaluation
+from .fused import Combined
 from .inputs import CallInputs
+from .lazy import NO_GRADIENT
 from .output import LossOutput, TermOutput
 from .plan import Job
-from .targets import Targets
+from .sums import Sums
+from .targets import Gradients, Targets
 from .term import Weight
 
-__all__ = ["Combination", "Sums", "cosines_of"]
-
-
-class Sums:
-    """`Σ coefficient·gradient`, leaf by leaf; each gradient may be freed once it is added."""
-
-    __slots__ = ("leaves", "ops", "owned")
-
-    def __init__(self, ops: Backend, count: int) -> None:
-        """Start with no gradient, for this many leaves."""
-        self.ops: Backend = ops
-        self.leaves: list[Any] = [None] * count
-        self.owned: list[bool] = [False] * count
-
-    def add(self, gradients: Sequence[Any], coefficient: Weight) -> None:
-        """Add a gradient times its coefficient; None is 0."""
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                before, owned = self.leaves[index], self.owned[index]
-                self.leaves[index] = self.ops.accumulate(before, gradient, coefficient, owned=owned)
-                # The first may be the caller's or autograd's own array; from the second on the sum is ours.
-                self.owned[index] = before is not None
+__all__ = ["Combination", "compared"]
 
 
 class Combination:
     """What the terms of one call add up to; takes their evaluations as they come."""
 
-    __slots__ = ("attached", "detached", "held", "hold", "inputs", "jobs", "keep", "learned", "outputs", "targets")
+    __slots__ = (
+        "attached",
+        "combined",
+        "detached",
+        "formed",
+        "gradients",
+        "held",
+        "inputs",
+        "jobs",
+        "learned",
+        "outputs",
+        "separate",
+        "targets",
+    )
 
-    def __init__(
-        self, jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, hold: bool, keep: bool
-    ) -> None:
-        """Nothing yet. With `hold` gradients are held for the Gram matrix, with `keep` the output has them, too."""
+    def __init__(self, jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, gradients: Gradients) -> None:
+        """Nothing yet."""
         self.jobs: Sequence[Job] = jobs
         self.inputs: CallInputs = inputs
         self.targets: Targets | None = targets
-        self.hold: bool = hold
-        self.keep: bool = keep
+        self.gradients: Gradients = gradients
+        self.combined: list[Combined] = []
+        """Gradients of fused groups."""
+        self.formed: set[int] = set()
+        """The indices of terms whose gradient was formed with their value, in a call that takes no gradients."""
+        self.separate: list[tuple[Any, Weight]] = []
+        """The norms of gradients that came by themselves, and their coefficients."""
         self.outputs: list[TermOutput | None] = [None] * len(jobs)
         self.held: list[Sequence[Any] | None] = [None] * len(jobs)
         if targets is not None:
@@ -88,27 +88,32 @@ class Combination:
         leaves = targets.leaves_of(evaluation.gradient)
         sums = self.detached if targets.ops.detached(evaluation.value) else self.attached
         sums.add(leaves, job.weight)
-        if self.keep:
+        self.separate.append((evaluation.grad_norm, job.weight))
+        if self.gradients.keep:
             # One array each: autograd may return one tensor for two inputs, or one number expanded.
             present = iter(targets.ops.separate([leaf for leaf in leaves if leaf is not None]))
             leaves = [None if leaf is None else next(present) for leaf in leaves]
-        if self.hold:
+        if self.gradients.hold:
             self.held[job.index] = leaves
-        if not self.keep:
+        if not self.gradients.keep:
             return None
         structured = targets.structured(leaves)
         return next(iter(structured.values())) if self.inputs.alone else structured
 
-    def take_combined(self, gradients: Sequence[Any]) -> None:
-        """Add the gradient of a fused group, which contains the coefficients."""
-        self.detached.add(gradients, 1.0)
+    def take_combined(self, combined: Combined, jobs: Sequence[Job]) -> None:
+        """Add the gradient of a fused group of these terms, which contains the coefficients."""
+        self.combined.append(combined)
+        if self.targets is None:
+            self.formed |= {job.index for job in jobs}
+        elif not combined.in_place:
+            self.detached.add(combined.gradients, None)
 
     def fail(self, job: Job, error: BaseException) -> None:
         """Replace an evaluation that was already added by an error. The sum of gradients includes it, so it is lost."""
         self.targets = None
         self.outputs[job.index] = TermOutput(job.term.name, None, job.weight, error=error)
 
-    def output(self, *, state: Mapping[str, Any], has_base: bool, cosines: bool, record: Any = None) -> LossOutput:
+    def output(self, *, state: Mapping[str, Any], has_base: bool, record: Any = None) -> LossOutput:
         """The output of the call."""
         terms = [cast("TermOutput", output) for output in self.outputs]
         ops, like = self._library(terms)
@@ -117,7 +122,8 @@ class Combination:
         for job, term in zip(self.jobs, terms, strict=True):
             if term.value is None:
                 continue
-            values.append(_in_library(job, term.value, ops, like))
+            value = ops.stop_gradient(term.value) if job.index in self.formed else term.value
+            values.append(_in_library(job, value, ops, like))
             weights.append(term.weight)
             if owner(term.weight) not in (None, ops):
                 raise BackendError(
@@ -132,23 +138,53 @@ class Combination:
         by_name = {term.name: term for term in terms}
         targets = self.targets
         if targets is None:
+            for one in self.combined:
+                total = ops.stitch(total, one.leaves, one.gradients)
+                regularizers = ops.barred(regularizers, one.leaves, NO_GRADIENT)
             return LossOutput(total, by_name, base, regularizers, state=state, record=record)
+        if self.gradients.accumulate:
+            length = self._accumulated(targets, total)
+            total = targets.ops.stop_gradient(total)
+            return LossOutput(total, by_name, base, regularizers, length, state=state, record=record)
         total = self._stitched(targets, total)
         leaves = self._total_gradient(targets)
         structured = targets.structured(leaves)
-        gram = self._gram(targets) if self.hold else None
+        gram, between = self._compared(targets) if self.gradients.hold else (None, None)
         return LossOutput(
             total,
             by_name,
             base,
             regularizers,
-            targets.ops.norm(leaves),
+            self._norm(targets, leaves),
             next(iter(structured.values())) if self.inputs.alone else structured,
-            cosines_of(targets.ops, gram) if cosines else None,
+            between if self.gradients.cosines else None,
             state,
             gram,
             record,
         )
+
+    def _norm(self, targets: Targets, leaves: Sequence[Any]) -> Any:
+        """The norm of the total gradient; where that is of one kernel, or of one term, it has been measured."""
+        if not self.learned and len(self.combined) + len(self.separate) == 1:
+            if self.combined and self.combined[0].norm is not None:
+                return self.combined[0].norm
+            for length, weight in self.separate:
+                if isinstance(weight, int | float):
+                    return length * weight
+        return targets.ops.norm(leaves)
+
+    def _accumulated(self, targets: Targets, total: Any) -> Any:
+        """Add the gradient to the `.grad` of the leaves, and return its norm."""
+        if targets.ops.captures(total, targets.leaves):
+            raise GradientError(
+                "value_and_grad: accumulate=True adds the gradient at the inputs alone, and a term or a weight depends "
+                "on other tensors that require one; make them inputs, or use accumulate=False and total.backward()"
+            )
+        if self.combined and self.combined[0].in_place:
+            return self.combined[0].norm
+        gradients = self._total_gradient(targets)
+        accumulate(targets.leaves, gradients)
+        return self._norm(targets, gradients)
 
     def _library(self, terms: Sequence[TermOutput]) -> tuple[Backend, Any]:
         """The library that the total is in: that of the first value that can have a gradient."""
@@ -190,15 +226,20 @@ class Combination:
         held = [gradient for term in self.held if term is not None for gradient in term if gradient is not None]
         return ops.separate([*held, *filled])[len(held) :]
 
-    def _gram(self, targets: Targets) -> Any:
+    def _compared(self, targets: Targets) -> tuple[Any, Any]:
         nothing = [None] * len(targets.leaves)
-        return targets.ops.gram([leaves or nothing for leaves in self.held])
+        return compared(targets.ops, [leaves or nothing for leaves in self.held])
 
 
-def cosines_of(ops: Backend, gram: Any) -> Any:
-    """The matrix of cosines of a Gram matrix; NaN for a vector that is 0."""
-    lengths = ops.sqrt(gram.diagonal())
-    return gram / (lengths[:, None] * lengths[None, :])
+def compared(ops: Backend, gradients: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+    """The Gram matrix of some gradients, and the matrix of their cosines, NaN for a gradient that is 0."""
+    products, scales = ops.gram(gradients)
+    lengths = ops.sqrt(products.diagonal())
+    norms = lengths[:, None] * lengths[None, :]
+    rows, columns = scales[:, None], scales[None, :]
+    # The smaller factor first: a product is out of range only where the result is.
+    smaller, larger = ops.where(rows < columns, rows, columns), ops.where(rows < columns, columns, rows)
+    return products * smaller * larger, products / ops.where(norms > 0, norms, math.nan)
 
 
 def _in_library(job: Job, value: Any, library: Backend, like: Any) -> Any:

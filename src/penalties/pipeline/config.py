@@ -86,7 +86,7 @@ def _entry(term: Term, *, base: bool = False) -> dict[str, Any]:
     if path is None:
         expected = "a function that can be imported by its path; a lambda, a method or an object cannot be saved"
         raise OptionError(term.name, "fn", inner.fn, expected)
-    arguments: dict[str, Any] = {**term.arguments(), "chunk": inner.chunk}
+    arguments: dict[str, Any] = {**term.arguments(), "chunk": inner.chunk, "compile": inner.compile}
     # Without names for its parameters, a function has no inputs to fall back on.
     nameless = isinstance(arguments["inputs"], tuple)
     usual = Term(path, name="base" if base else None, inputs=arguments["inputs"] if nameless else None)

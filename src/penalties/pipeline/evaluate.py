@@ -5,15 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import trees
+from ..arrays import Logits, is_array
 from ..backends import owner
 from ..errors import GradientError, InputError, TermError, said
+from ..functional.penalty import facts_of
 from .chunks import in_chunks
 from .evaluation import Evaluation
+from .fused import Combined
 from .inputs import CallInputs
-from .plan import Fused, Group, Job
+from .plan import Group
 from .returned import evaluation_of
 from .targets import Targets
 from .term import Term
+from .together import evaluate_together
 
 __all__ = ["Evaluated", "compute", "differentiate", "evaluate", "evaluate_term"]
 
@@ -23,8 +27,8 @@ class Evaluated(NamedTuple):
 
     evaluations: Sequence[Evaluation]
     """One for each of its terms."""
-    combined: Sequence[Any] | None = None
-    """From a kernel: `Σ coefficient·gradient` of the group at each leaf of the targets; the evaluations have none."""
+    combined: Combined | None = None
+    """From a kernel: the gradient of all terms together; their evaluations have none."""
 
 
 def evaluate(
@@ -34,25 +38,36 @@ def evaluate(
     *,
     step: Any = None,
     coefficients: Sequence[Any] | None = None,
+    accumulate: bool = False,
 ) -> Evaluated:
-    """Every term of the group, computed once; with targets, gradients at their leaves are taken, too."""
+    """Every term of the group, computed once; with targets, gradients at their leaves are taken, too.
+
+    With `accumulate` a kernel adds them to the leaves' own `.grad`.
+    """
     start = 0.0 if inputs.traced else time.perf_counter()
     combined = None
-    if group.fused is not None and targets is not None:
-        evaluations, combined = _by_kernel(group.fused, group.jobs, targets, coefficients or [1.0] * len(group.jobs))
-    else:
+    if group.fused is not None:
+        factors = coefficients or [1.0] * len(group.jobs)
+        evaluations, combined = group.fused.evaluate(targets, factors, accumulate=accumulate)
+    elif len(group.jobs) == 1:
         (job,) = group.jobs
-        if targets is None:
-            evaluations = [compute(job.term, inputs, step, job.state)]
-        else:
-            weight = 1.0 if coefficients is None else coefficients[0]
-            evaluations = [differentiate(job.term, inputs, targets, step, job.state, weight)]
+        evaluations = [_evaluate_one(job.term, inputs, targets, step, job.state)]
+    else:
+        evaluations = evaluate_together(_evaluate_one, [job.term for job in group.jobs], inputs, targets)
     if not inputs.traced:
         # A kernel's time is shared out evenly: it computes its terms in one sweep.
         share = (time.perf_counter() - start) / len(evaluations)
         for evaluation in evaluations:
             evaluation.duration = share
     return Evaluated(evaluations, combined)
+
+
+def _evaluate_one(
+    term: Term, inputs: CallInputs, targets: Targets | None, step: Any = None, state: Any = None
+) -> Evaluation:
+    if targets is None:
+        return compute(term, inputs, step, state)
+    return differentiate(term, inputs, targets, step, state)
 
 
 def evaluate_term(
@@ -68,17 +83,24 @@ def evaluate_term(
     """
     given = CallInputs.of(inputs)
     targets = Targets.of(term.name, given, wrt) if wrt else None
-    # The weight is a hint alone: the gradient is unscaled.
-    return evaluate(Group.of(term, state), given, targets, step=step, coefficients=[term.weight]).evaluations[0]
+    return evaluate(Group.of(term, state), given, targets, step=step).evaluations[0]
 
 
 def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> Evaluation:
     """A term's value, on the graph of its inputs."""
     read = {name: inputs.find(term.name, name) for name in term.inputs.values()}
+    facts = facts_of(term.fn)
+    chunked = term.chunk is not None
+    if facts is None or not facts.distribution:
+        # Your own function, or a penalty on parameters, is not told that logits may not exist.
+        read = {name: x if is_array(x) else trees.map_logits(inputs.materialized, x) for name, x in read.items()}
+    elif chunked:
+        # Blocks of rows are chunks already.
+        chunked = not any(isinstance(x, Logits) for x in read.values())
     arguments = [read[name] for name in term.positional]
     keywords = _keywords(term, read, step, state)
     try:
-        result = term.call(*arguments, **keywords) if term.chunk is None else in_chunks(term, arguments, keywords)
+        result = in_chunks(term, arguments, keywords) if chunked else term.call(*arguments, **keywords)
     except TermError as error:
         if error.term == term.name:
             raise
@@ -86,7 +108,12 @@ def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None)
         raise TermError(term.name, f"raised {said(error)}", error.phase) from error
     except Exception as error:
         raise TermError(term.name, f"raised {said(error)}") from error
-    return evaluation_of(term, read, result)
+    try:
+        return evaluation_of(term, read, result)
+    except TermError:
+        raise
+    except Exception as error:
+        raise TermError(term.name, f"returned a result that could not be used: {said(error)}") from error
 
 
 def _keywords(term: Term, read: Mapping[str, Any], step: Any, state: Any) -> dict[str, Any]:
@@ -114,13 +141,8 @@ def _folded(seed: int, step: Any) -> Any:
     return seed * 2**32 + int(step)
 
 
-def differentiate(
-    term: Term, inputs: CallInputs, targets: Targets, step: Any = None, state: Any = None, weight: Any = 1.0
-) -> Evaluation:
-    """A term's value and its unscaled gradient at each target that it reads, with norms; or why there is none.
-
-    The weight is a hint: float16 can hold the weighted gradient where it may not hold the unscaled one.
-    """
+def differentiate(term: Term, inputs: CallInputs, targets: Targets, step: Any = None, state: Any = None) -> Evaluation:
+    """A term's value and its unscaled gradient at each target that it reads, with norms; or why there is none."""
     if not term.differentiable:
         return compute(term, inputs, step, state)
     indices = targets.read_by(term)
@@ -136,7 +158,7 @@ def differentiate(
                 f"{term.name}: NumPy has no automatic differentiation; pass torch or JAX arrays, "
                 "or return Evaluation(value, gradient={input: array}) from the term"
             )
-        return targets.measured(evaluation, targets.placed(_returned(term, inputs, evaluation.gradient)))
+        return targets.measured(evaluation, targets.placed(_returned(term, inputs, targets, evaluation.gradient)))
     kept: list[Evaluation] = []
 
     def value_of(leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -149,7 +171,7 @@ def differentiate(
 
     try:
         leaves = [targets.leaves[index] for index in indices]
-        value, further, gradients = ops.value_and_gradients(value_of, leaves, weight)
+        value, further, gradients = ops.value_and_gradients(value_of, leaves)
     except (TermError, InputError):
         raise
     except Exception as error:
@@ -170,12 +192,12 @@ def differentiate(
     return targets.measured(evaluation, spread)
 
 
-def _returned(term: Term, inputs: CallInputs, gradient: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Each array that the term read, under its input's name, with the gradient that the term returned."""
-    found: list[tuple[str, Any, Any]] = []
+def _returned(term: Term, inputs: CallInputs, targets: Targets, gradient: Mapping[str, Any]) -> list[tuple[int, Any]]:
+    """The gradients that the term returned, each with the index of its leaf."""
+    found: list[tuple[int, Any]] = []
     for name, parts in gradient.items():
-        read = inputs.find(term.name, name)
-        found += [(name, *pair) for pair in zip(trees.arrays(read), trees.pair(read, parts), strict=True)]
+        nest = inputs.find(term.name, name)
+        found += zip(targets.indices_of(term.name, name, nest), trees.pair(nest, parts), strict=True)
     return found
 
 
@@ -183,20 +205,3 @@ def _further(evaluation: Evaluation) -> Any:
     """The other fields that may hold arrays."""
     nothing = not evaluation.metrics and evaluation.state is None
     return None if nothing else (evaluation.metrics, evaluation.state)
-
-
-def _by_kernel(
-    fused: Fused, jobs: Sequence[Job], targets: Targets, coefficients: Sequence[float]
-) -> tuple[list[Evaluation], list[Any]]:
-    forms = [job.term.closed_form for job in jobs if job.term.closed_form is not None]
-    means = [job.term.reduction == "mean" for job in jobs]
-    values, norms, gradient = fused.kernel(targets.leaves[fused.leaf], forms, means, coefficients)
-    name = targets.names[fused.leaf]
-    several = len(targets.nests) > 1
-    evaluations = [
-        Evaluation(value, grad_norm=norm, grad_norms={name: norm} if several else {})
-        for value, norm in zip(values, norms, strict=True)
-    ]
-    combined: list[Any] = [None] * len(targets.leaves)
-    combined[fused.leaf] = gradient
-    return evaluations, combined

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from ..errors import OptionError
 from ..functional.options import check_number
 from .output import LossOutput, TermOutput
-from .table import table
+from .output.rendering import shares as shares_of
+from .table import Table
 
 __all__ = [
     "CONFLICT",
@@ -87,6 +88,13 @@ class Explanation:
 
     def __str__(self) -> str:
         """A table, and a line for each finding."""
+        return self._table().text(indent="")
+
+    def _repr_html_(self) -> str:
+        """The same in a notebook."""
+        return self._table().html()
+
+    def _table(self) -> Table:
         norm = "" if self.total_grad_norm is None else f", gradient {self.total_grad_norm:.6g}"
         tracked = any(share.grad_norm_weighted is not None for share in self.shares)
         header = ["term", "contribution", "of the loss", *(["gradient", "of the gradient"] if tracked else [])]
@@ -99,8 +107,7 @@ class Explanation:
             ]
             for share in self.shares
         ]
-        shown = table(header, lines) if lines else []
-        return "\n".join([f"total {self.total:.6g}{norm}", *shown, *[finding.message for finding in self.findings]])
+        return Table(f"total {self.total:.6g}{norm}", header, lines, [finding.message for finding in self.findings])
 
 
 def _short(number: float | None, form: str) -> str:
@@ -136,9 +143,9 @@ def explain(
     check_thresholds("explain", dominance=dominance, conflict=conflict, explosion=explosion)
     plain = out.read()
     rows = [*([plain.base] if plain.base is not None else []), *plain]
-    loss = _shares([row.contribution for row in rows])
+    loss = shares_of([row.contribution for row in rows])
     norms = [None if row.grad_norm_weighted is None else abs(row.grad_norm_weighted) for row in rows]
-    gradient = _shares(norms)
+    gradient = shares_of(norms)
     shares = tuple(
         Share(row.name, row.value, row.weight, row.contribution, of_loss, size, of_gradient)
         for row, of_loss, size, of_gradient in zip(rows, loss, norms, gradient, strict=True)
@@ -165,12 +172,6 @@ def check_thresholds(function: str, **thresholds: float) -> None:
     for name, value in thresholds.items():
         expected, low, high = _THRESHOLDS[name]
         check_number(function, name, value, expected, low=low, high=high)
-
-
-def _shares(amounts: Sequence[float | None]) -> list[float | None]:
-    sizes = [None if amount is None or not math.isfinite(amount) else abs(amount) for amount in amounts]
-    whole = sum(size for size in sizes if size is not None)
-    return [None if size is None or not whole else size / whole for size in sizes]
 
 
 def _failures(rows: Sequence[TermOutput]) -> list[Finding]:

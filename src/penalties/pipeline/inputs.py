@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .. import trees
+from ..arrays import Logits
 from ..backends import Backend, owner
 from ..errors import InputError, did_you_mean
+from .binding import CALL_ARGUMENTS
 from .kinds import compiling, described, is_mapping, is_row
 from .output.pytrees import register_with_jax
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INPUT",
     "CallInputs",
+    "check_spelling",
     "check_unmapped",
     "lookup",
     "prepared",
@@ -38,19 +41,29 @@ class CallInputs(NamedTuple):
     """The library of the first array, NumPy's last; None without arrays."""
     like: Any
     """That array."""
+    whole: dict[int, Any]
+    """`Logits` that a term needed as an array, by their id, with that array; all terms of a call share it."""
 
     @classmethod
     def of(cls, named: Mapping[str, Any], *, alone: bool = False) -> "CallInputs":
         """The inputs as they were passed to a call."""
-        return cls(named, alone, *surroundings(named))
+        return cls(named, alone, *surroundings(named), {})
+
+    def materialized(self, logits: Logits) -> Any:
+        """These logits as an array, computed once."""
+        key = id(logits)
+        if key not in self.whole:
+            # With the logits: the id of some that are gone, as a property's, may be that of others.
+            self.whole[key] = logits, logits.materialize()
+        return self.whole[key][1]
 
     def find(self, reader: str, name: str) -> Any:
         """The input of this name; `reader` is the term or function that reads it, for the error."""
         return self.named[INPUT] if self.alone else lookup(reader, self.named, name)
 
     def lies_in(self, name: str, root: str) -> bool:
-        """Whether the input of this name is `root`, or is inside it."""
-        return self.alone or reads(name, root)
+        """Whether the input of this name is `root`, or is inside it; a name with a dot may be an input of its own."""
+        return self.same(name, root) or (name not in self.named and reads(name, root))
 
     def same(self, name: str, target: str) -> bool:
         """Whether both names mean the same input."""
@@ -58,7 +71,7 @@ class CallInputs(NamedTuple):
 
     def replaced(self, changes: Mapping[str, Any]) -> "CallInputs":
         """The same with other values for some names."""
-        return CallInputs({**self.named, **changes}, self.alone, self.traced, self.ops, self.like)
+        return CallInputs({**self.named, **changes}, self.alone, self.traced, self.ops, self.like, {})
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +149,15 @@ def check_unmapped(terms: Iterable["Term"], names: Collection[str]) -> None:
                     f"the default of its parameter {parameter}; map it: inputs={{{mapped}}}, or set it: "
                     f'options={{"{parameter}": …}}, or rename the input'
                 )
+
+
+def check_spelling(name: str, given: Any) -> None:
+    """Raise where an input that no term reads is almost an argument of the call: `acumulate=True` would do nothing.
+
+    An array is an input, whatever its name.
+    """
+    if next(trees.arrays(given), None) is None and (near := did_you_mean(name, CALL_ARGUMENTS, cutoff=0.8)):
+        raise InputError(f'no term reads the input "{name}", and the call has no such argument{near}')
 
 
 def reads(name: str, root: str) -> bool:

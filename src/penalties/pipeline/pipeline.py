@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from ..errors import OptionError, unknown_term
-from .call import Gradients, check_wrt, inputs_of, plan_call, run_call
+from .call import check_wrt, inputs_of, plan_call, run_call
 from .output import BASE, LossOutput
 from .plan import Plan
 from .runner import run_inline
 from .state import Wrapper
-from .table import table
+from .table import Table
+from .targets import Gradients
 from .term import Regularizer, Term, Weight, same
 
 __all__ = ["Pipeline", "TermLike"]
@@ -127,6 +128,13 @@ class Pipeline:
 
     def __repr__(self) -> str:
         """A small table."""
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        return self._table().html()
+
+    def _table(self) -> Table:
         title = f"Pipeline{f' {self.name}' if self.name else ''}, {len(self)} term{'' if len(self) == 1 else 's'}"
         rows = [*([self.base] if self.base is not None else []), *self.terms]
         lines = [
@@ -138,7 +146,7 @@ class Pipeline:
             ]
             for term in rows
         ]
-        return "\n".join([title, *table(["term", "weight", "inputs", ""], lines, indent="  ")]) if rows else title
+        return Table(title, ["term", "weight", "inputs", ""], lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts."""
@@ -269,6 +277,7 @@ class Pipeline:
         wrt: str | Sequence[str] | None = None,
         cosines: bool = False,
         keep: bool = False,
+        accumulate: bool = False,
         weights: Mapping[str, Weight] | None = None,
         step: Any = None,
         state: Mapping[str, Any] | None = None,
@@ -279,7 +288,9 @@ class Pipeline:
         `wrt` names the inputs that gradients are taken with respect to; without it, every input that requires grad
         (JAX: every floating input). Each term is evaluated once; the total's gradient is the weighted sum of theirs.
         `cosines=True` adds the cosines between the terms' gradients, `keep=True` each unscaled gradient, as
-        `out[name].gradient`; both add `out.gram` and hold the gradients of all terms at once.
+        `out[name].gradient`; both add `out.gram` and hold the gradients of all terms at once. `accumulate=True` adds
+        the gradient to the `.grad` of torch parameters, as a backward would, and leaves `out.gradient` None: the total
+        has no graph then, and gradients of a loss scaler are yours to scale.
 
         >>> import torch
         >>> import penalties as pn
@@ -288,7 +299,10 @@ class Pipeline:
         >>> {name: round(number, 6) for name, number in out.metrics().items() if "grad" in name}
         {'l1_grad_norm': 1.732051, 'l2_grad_norm': 7.483315, 'total_grad_norm': 0.07644}
         """
-        gradients = Gradients(check_wrt("value_and_grad", wrt), bool(cosines), bool(keep))
+        if accumulate and (cosines or keep):
+            expected = "False with cosines=True or keep=True, which need the gradient of each term"
+            raise OptionError("value_and_grad", "accumulate", accumulate, expected)
+        gradients = Gradients(check_wrt("value_and_grad", wrt), bool(cosines), bool(keep), bool(accumulate))
         given = inputs_of(self, inputs, named)
         return run_call(self, given, run_inline, weights=weights, step=step, state=state, gradients=gradients)
 
@@ -360,4 +374,6 @@ def _remarks(term: Term) -> list[str]:
         remarks.append(f"every {term.every}")
     if term.chunk is not None:
         remarks.append(f"chunk {term.chunk}")
+    if term.scope is not None:
+        remarks.append(f"scope {term.scope}")
     return remarks

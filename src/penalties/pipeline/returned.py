@@ -25,6 +25,8 @@ def evaluation_of(term: Term, read: Mapping[str, Any], result: Any) -> Evaluatio
     value = result
     if brought is not None:
         value, metrics = brought.value, brought.metrics
+        if not is_mapping(metrics):
+            raise TermError(term.name, f"returned {described(metrics)} as metrics; expected a mapping")
     elif is_row(result) and len(result) == 2:
         value, metrics = result
         if not is_mapping(metrics):
@@ -55,7 +57,7 @@ def _as_scalar(term: Term, arguments: Sequence[Any], value: Any, *, has_gradient
         # The common case first: an array as input, and a value of the same library on the same device.
         beside = ops is not None and owner(argument) is ops and ops.device(argument) == ops.device(value)
         if beside and ops is not None and not len(value.shape):
-            return ops.upcast(term.name, value), ops
+            return ops.upcast(term.name, ops.whole(value)), ops
     found = [(cast("Backend", owner(array)), array) for array in trees.arrays(list(arguments))]
     libraries = [library for library, _ in found]
     foreign = bool(libraries) and ops not in libraries
@@ -95,7 +97,7 @@ def _as_scalar(term: Term, arguments: Sequence[Any], value: Any, *, has_gradient
             f"returned a value on {ops.device(value)} and its inputs are on {devices[0]}; "
             "expected it on the device of its inputs",
         )
-    return ops.upcast(term.name, value), ops
+    return ops.upcast(term.name, ops.whole(value)), ops
 
 
 def _metric(term: Term, key: object, metric: Any) -> Any:
@@ -105,7 +107,7 @@ def _metric(term: Term, key: object, metric: Any) -> Any:
     if ops is not None:
         if len(metric.shape):
             raise TermError(term.name, f"returned the metric {key} of shape {tuple(metric.shape)}; expected a scalar")
-        return ops.stop_gradient(metric)
+        return ops.stop_gradient(ops.whole(metric))
     if not isinstance(metric, int | float | bool):
         raise TermError(
             term.name, f"returned the metric {key} as {described(metric)}; expected a number or a 0-d array"
@@ -146,6 +148,8 @@ def _stitched(term: Term, ops: Backend, read: Mapping[str, Any], value: Any, gra
                     f'returned a gradient of shape {tuple(np.shape(part))} for "{key}"; '
                     f"expected that of the input, {tuple(leaf.shape)}",
                 )
+            if "complex" in str(getattr(part, "dtype", "")):
+                raise TermError(term.name, f'returned complex numbers as the gradient for "{key}"; expected real ones')
             inputs.append(leaf)
             gradients.append(ops.stop_gradient(ops.as_array(part, leaf)))
     return ops.stitch(ops.stop_gradient(value), inputs, gradients)

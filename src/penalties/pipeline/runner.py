@@ -11,7 +11,7 @@ from .announcing import Announcer
 from .combine import Combination
 from .evaluate import evaluate
 from .evaluation import Evaluation
-from .inputs import CallInputs
+from .inputs import INPUT, CallInputs
 from .plan import Group, Job, Plan
 from .state import Wrapper
 from .targets import Targets
@@ -26,6 +26,8 @@ class CallContext(NamedTuple):
     targets: Targets | None
     step: Any
     announcer: Announcer
+    accumulate: bool = False
+    """Whether a kernel adds the gradient to the leaves' `.grad`."""
 
 
 class Runner(Protocol):
@@ -64,9 +66,17 @@ def evaluate_group(
     announcer = context.announcer
     started = [announcer.start_term(job) for job in group.jobs] if announcer.heard else [None]
     coefficients = [job.weight for job in group.jobs]
+    inputs = context.inputs
+    if group.jobs[0].due is not True and context.targets is None:
+        inputs = _inputs_where_due(group.jobs[0], inputs)
     try:
         evaluations, combined = evaluate(
-            group, context.inputs, context.targets, step=context.step, coefficients=coefficients
+            group,
+            inputs,
+            context.targets,
+            step=context.step,
+            coefficients=coefficients,
+            accumulate=context.accumulate,
         )
     except BaseException as error:
         announcer.fail_term(started[0], error)
@@ -74,7 +84,7 @@ def evaluate_group(
             raise
         return [failed(group.jobs[0], error)]
     if combined is not None:
-        combination.take_combined(combined)
+        combination.take_combined(combined, group.jobs)
     if group.jobs[0].due is not True:
         evaluations = [_where_due(group.jobs[0], evaluations[0])]
     if check is not None:
@@ -95,14 +105,30 @@ def failed(job: Job, error: BaseException) -> Evaluation:
             one = chain.pop()
             if one is not None and id(one) not in seen:
                 seen.add(id(one))
-                one.__traceback__ = None
-                chain += [one.__cause__, None if one.__context__ is one.__cause__ else one.__context__]
+                # By the parent of all: a class may forbid what is read and set here.
+                BaseException.__setattr__(one, "__traceback__", None)
+                chain += [BaseException.__getattribute__(one, link) for link in ("__cause__", "__context__")]
     return Evaluation(None, error=error)
 
 
 def _elsewhere(job: Job) -> str:
     where = "is asynchronous" if job.term.asynchronous else f'runs="{job.term.runs}"'
     return f"{where}, and a pipeline runs its terms inline; use an Executor: executor.run(pipeline, inputs)"
+
+
+def _inputs_where_due(job: Job, inputs: CallInputs) -> CallInputs:
+    """The inputs of a term at a traced step: where it is not due no gradient reaches them, not even one that is NaN."""
+    ops = owner(job.due)
+    assert ops is not None, "a plain step was decided before"
+
+    def gated(array: Any) -> Any:
+        if owner(array) is not ops or not ops.differentiable(array, requested=True):
+            return array
+        return ops.where(job.due, array, ops.stop_gradient(array))
+
+    # Under the names that the term reads: what it reads may be inside an object, which is not a nest.
+    names = [INPUT] if inputs.alone else job.term.inputs.values()
+    return inputs.replaced({name: trees.map_arrays(gated, inputs.find(job.term.name, name)) for name in names})
 
 
 def _where_due(job: Job, evaluation: Evaluation) -> Evaluation:

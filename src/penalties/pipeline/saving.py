@@ -14,7 +14,7 @@ from ..errors import InputError, MissingLibraryError, OptionError, TermError
 from ..files import write_atomically
 from .kinds import described, is_mapping, is_row
 
-__all__ = ["load_state", "save_state"]
+__all__ = ["load_state", "pack_state", "save_state", "unpack_state"]
 
 _METADATA: Final = "penalties"
 _VERSION: Final = 1
@@ -45,11 +45,16 @@ def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     ...     pn.load_state(Path(folder) / "state.safetensors")
     {'l1': {'before': array(3.), 'inner': None}}
     """
+    write_atomically(path, pack_state(state))
+
+
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """The content of the file that `save_state` writes, for checkpoints of other people's trainers."""
     safetensors = _safetensors()
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     structure = _packed("state", dict(state), arrays)
     header = {_METADATA: json.dumps({"version": _VERSION, "state": structure})}
-    write_atomically(path, safetensors.save(arrays, metadata=header))
+    return safetensors.save(arrays, metadata=header)
 
 
 def load_state(
@@ -74,17 +79,23 @@ def load_state(
         raise OptionError("load_state", "library", library, 'None, "numpy", "torch" or "jax"')
     if library == "numpy" and device is not None:
         raise OptionError("load_state", "device", device, "None: NumPy has no devices")
+    return unpack_state(Path(path).read_bytes(), str(path), library, device)
+
+
+def unpack_state(
+    data: bytes, source: str, library: Literal["numpy", "torch", "jax"] | None = None, device: Any = None
+) -> dict[str, Any]:
+    """The state that `pack_state` packed; errors name its source."""
     safetensors = _safetensors()
-    data = Path(path).read_bytes()
     try:
         arrays = safetensors.load(data)
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
         content = json.loads(header["__metadata__"][_METADATA])
     except Exception as error:
-        raise InputError(f"load_state: {path} was not written by save_state ({error})") from error
+        raise InputError(f"load_state: {source} was not written by save_state ({error})") from error
     if content["version"] != _VERSION:
-        raise InputError(f"load_state: {path} has version {content['version']}; this library reads {_VERSION}")
+        raise InputError(f"load_state: {source} has version {content['version']}; this library reads {_VERSION}")
 
     def made(packed: Mapping[str, Any]) -> Any:
         # Files of older versions do not say the library.

@@ -1,6 +1,7 @@
 """Terms that remember: a running mean, and a running scale."""
 
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
@@ -84,11 +85,11 @@ class _Average(Wrapper):
 
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
         if before is None:
-            return value, value, 1.0
+            return value, _lasting(ops, value, value, None), 1.0
         # NaN where there is no value yet: a traced term that has not run so far.
         begun = before == before
         smooth = ops.where(begun, self.decay * before + (1.0 - self.decay) * value, value)
-        return smooth, smooth, ops.where(begun, 1.0 - self.decay, 1.0)
+        return smooth, _lasting(ops, value, smooth, before), ops.where(begun, 1.0 - self.decay, 1.0)
 
 
 class _Scaled(Wrapper):
@@ -100,7 +101,12 @@ class _Scaled(Wrapper):
         if before is not None:
             scale = ops.where(before == before, self.decay * before + (1.0 - self.decay) * size, size)
         divisor = ops.where(scale > 0, scale, 1.0)
-        return value / divisor, scale, 1.0 / divisor
+        return value / divisor, _lasting(ops, value, scale, before), 1.0 / divisor
+
+
+def _lasting(ops: Backend, value: Any, after: Any, before: Any) -> Any:
+    """What is kept: one value that is not finite, as in a step that a loss scaler skips, would stay for ever."""
+    return ops.where(ops.abs(value) < math.inf, after, math.nan if before is None else before)
 
 
 def EMA(term: Term, decay: float = 0.9) -> Term:
@@ -143,11 +149,11 @@ def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
     # The outer term decides when, where and with which inputs; the inner one is the function and how it is computed.
     arguments = term.arguments()
     inner = {key: value for key, value in arguments.items() if key in _INNER}
-    outer = {key: value for key, value in arguments.items() if key not in ("fn", "chunk")}
+    outer = {key: value for key, value in arguments.items() if key not in ("fn", "chunk", "compile")}
     return Term(kind(Term(**inner), decay), **outer)
 
 
 WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Normalized}
 """What can go around a term, by its word in a configuration."""
 
-_INNER: Final = ("fn", "name", "inputs", "options", "differentiable", "chunk")
+_INNER: Final = ("fn", "name", "inputs", "options", "differentiable", "chunk", "compile")

@@ -1,18 +1,40 @@
 """What gradients are taken with respect to."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .. import trees
+from ..arrays import Logits
 from ..backends import Backend, owner
-from ..errors import BackendError, GradientError, InputError
+from ..errors import BackendError, GradientError, InputError, TermError
 from ..functional.nests import Nest, flatten
 from .evaluation import Evaluation
-from .inputs import CallInputs, reads
+from .inputs import CallInputs, lookup
 from .term import Term
 
-__all__ = ["Targets", "requires_gradient"]
+__all__ = ["Gradients", "Targets", "requires_gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Which gradients a call takes."""
+
+    wrt: Sequence[str] | None
+    """The inputs that they are taken at; None is every input that requires one."""
+    cosines: bool = False
+    keep: bool = False
+    """Whether the output has the gradient of each term."""
+    accumulate: bool = False
+    """Whether the gradient is added to the `.grad` of the leaves, instead of returned."""
+
+    @property
+    def hold(self) -> bool:
+        """Whether the gradients of all terms are needed at once."""
+        return self.cosines or self.keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +54,8 @@ class Targets:
     """The inputs of the call."""
     plain: bool
     """Whether every target is a single array."""
+    parts: Mapping[str, tuple[str, str]]
+    """Targets that are a part of `Logits`: the name of these, and of the part."""
 
     @classmethod
     def of(cls, function: str, inputs: CallInputs, wrt: Sequence[str], *, requested: bool = True) -> "Targets":
@@ -49,6 +73,8 @@ class Targets:
         nests = {name: flatten(function, name, whole) for name, whole in wholes.items()}
         first = next(iter(nests))
         ops = nests[first].ops
+        # As they will be rebuilt: any iterable may be an input, and becomes a tuple.
+        wholes = {name: nest.rebuild(nest.leaves) for name, nest in nests.items()}
         names: list[str] = []
         leaves: list[Any] = []
         positions: list[int] = []
@@ -67,7 +93,8 @@ class Targets:
             positions += chosen
             leaves += [nest.leaves[i] for i in chosen]
         plain = all(nest.structure is None for nest in nests.values())
-        return cls(ops, names, leaves, positions, nests, wholes, inputs, plain)
+        parts = {name: part for name in nests if (part := _part_of_logits(inputs, name)) is not None}
+        return cls(ops, names, leaves, positions, nests, wholes, inputs, plain, parts)
 
     def inputs_at(self, indices: Sequence[int], leaves: Sequence[Any]) -> CallInputs:
         """The inputs of the call with these leaves at these indices."""
@@ -75,7 +102,12 @@ class Targets:
         for index, leaf in zip(indices, leaves, strict=True):
             name = self.names[index]
             changed.setdefault(name, list(self.nests[name].leaves))[self.positions[index]] = leaf
-        return self.inputs.replaced({name: self.nests[name].rebuild(parts) for name, parts in changed.items()})
+        changes = {name: self.nests[name].rebuild(parts) for name, parts in changed.items()}
+        for name in [name for name in changes if name in self.parts]:
+            root, part = self.parts[name]
+            whole = changes[root] if root in changes else self.inputs.find(name, root)
+            changes[root] = dataclasses.replace(whole, **{part: changes[name]})
+        return self.inputs.replaced(changes)
 
     def read_by(self, term: Term) -> Sequence[int]:
         """The indices of the leaves that a term reads."""
@@ -84,13 +116,29 @@ class Targets:
         names = term.inputs.values()
         for target in self.nests:
             for name in names if "." in target else ():
-                if reads(target, name) and not reads(name, target):
+                if name != target and self.inputs.lies_in(target, name) and name != self._logits_around(target):
                     raise InputError(
                         f'{term.name}: reads all of "{name}", and wrt names only "{target}" in it; '
                         f'expected wrt="{name}"'
                     )
-        read = {target for target in self.nests for name in names if reads(name, target)}
+        read = {
+            target
+            for target in self.nests
+            for name in names
+            if self.inputs.lies_in(name, target) or name == self._logits_around(target)
+        }
         return [index for index, target in enumerate(self.names) if target in read]
+
+    def _logits_around(self, target: str) -> str | None:
+        """The name of the `Logits` that a target is a part of."""
+        return self.parts[target][0] if target in self.parts else None
+
+    def part_leaf(self, name: str, part: str, array: Any) -> int | None:
+        """The index of a part of the `Logits` of this name among the leaves; None where it is not there."""
+        for index, (target, leaf) in enumerate(zip(self.names, self.leaves, strict=True)):
+            if leaf is array and (self.inputs.same(name, target) or self.parts.get(target) == (name, part)):
+                return index
+        return None
 
     def structured(self, gradients: Sequence[Any]) -> dict[str, Any]:
         """`{input: gradient}` with the structure of each input, and None where a leaf has none."""
@@ -108,24 +156,49 @@ class Targets:
         parts = {name: trees.pair(whole, gradient.get(name)) for name, whole in self.wholes.items()}
         return [parts[name][position] for name, position in zip(self.names, self.positions, strict=True)]
 
-    def placed(self, pairs: Iterable[tuple[str, Any, Any]]) -> list[Any]:
-        """The gradient at each leaf, from `(input, array, gradient)` of all that a term read; None is 0.
+    def leaf_of(self, name: str, array: Any) -> int | None:
+        """The index of an input that is one array among the leaves; None where it is not there."""
+        for index, target in enumerate(self.names):
+            if self.inputs.same(name, target) and self.leaves[index] is array:
+                return index
+        return None
 
-        One array may be several inputs, or several parts of one: each gradient goes to its own.
+    def touched_by(self, name: str) -> bool:
+        """Whether an input of this name is a target, or lies in one, or one lies in it."""
+        return any(self.inputs.lies_in(name, target) or self.inputs.lies_in(target, name) for target in self.nests)
+
+    def indices_of(self, reader: str, name: str, nest: Any) -> list[int]:
+        """For each array of what a term read under this name, the index of its leaf; −1 if it is none.
+
+        By where an array is, not by which it is: one array may be several leaves, and a property may make another at
+        each look.
         """
+        indices = [-1 for _ in trees.arrays(nest)]
+        index_at = {place: index for index, place in enumerate(zip(self.names, self.positions, strict=True))}
+        for target in self.nests:
+            for order, position in zip(range(len(indices)), self._positions(reader, name, nest, target), strict=False):
+                indices[order] = index_at.get((target, position), indices[order])
+        return indices
+
+    def placed(self, pairs: Iterable[tuple[int, Any]]) -> list[Any]:
+        """The gradient at each leaf, from gradients with the indices of their leaves; None is 0."""
         leaves: list[Any] = [None] * len(self.leaves)
-        free: dict[str, dict[int, list[int]]] = {}
-        for name, array, part in pairs:
-            if name not in free:
-                free[name] = {}
-                for index, (target, leaf) in enumerate(zip(self.names, self.leaves, strict=True)):
-                    if self.inputs.lies_in(name, target) or self.inputs.lies_in(target, name):
-                        free[name].setdefault(id(leaf), []).append(index)
-            indices = free[name].get(id(array))
-            index = indices.pop(0) if indices else None
-            if index is not None and part is not None:
-                leaves[index] = part if leaves[index] is None else leaves[index] + part
+        for index, gradient in pairs:
+            if index >= 0 and gradient is not None:
+                leaves[index] = gradient if leaves[index] is None else leaves[index] + gradient
         return leaves
+
+    def _positions(self, reader: str, name: str, nest: Any, target: str) -> Sequence[int]:
+        """For each array of a nest that a term read, its index among the leaves of the target; −1 if it is none."""
+        if self.inputs.same(name, target):
+            return range(len(self.nests[target].leaves))
+        if self.inputs.lies_in(name, target):
+            return _indices(reader, target, self.nests[target], name)
+        if not self.inputs.lies_in(target, name):
+            return ()
+        whole = trees.flatten(nest)
+        indices = _indices(reader, name, whole, target)
+        return [indices.index(i) if i in indices else -1 for i in range(len(whole.leaves))]
 
     def measured(self, evaluation: Evaluation, gradients: Sequence[Any]) -> Evaluation:
         """The evaluation, given the gradient at each leaf, its norm, and that at each input if there are several."""
@@ -142,6 +215,32 @@ class Targets:
         evaluation.gradient = self.structured(gradients)
         evaluation.grad_norm, evaluation.grad_norms = self.ops.norm(present), norms
         return evaluation
+
+
+def _indices(reader: str, name: str, whole: Nest | trees.Flat, path: str) -> list[int]:
+    """Which leaves of an input a path leads to: it is followed in a copy that has a mark in place of each leaf."""
+    marks = [np.array(index) for index in range(len(whole.leaves))]
+    index_of = {id(mark): index for index, mark in enumerate(marks)}
+    try:
+        return [index_of[id(mark)] for mark in trees.arrays(lookup(reader, {name: whole.rebuild(marks)}, path))]
+    except Exception as error:
+        raise TermError(
+            reader,
+            f'"{path}" is computed from "{name}" and not a part of it, so its gradient cannot be placed there; '
+            f'expected wrt="{path}", or a term that runs inline',
+            "gradient",
+        ) from error
+
+
+def _part_of_logits(inputs: CallInputs, name: str) -> tuple[str, str] | None:
+    """The name of the `Logits` that an input of this name is a part of, and of the part."""
+    root, _, part = name.rpartition(".")
+    if inputs.alone or name in inputs.named or part not in ("hidden", "weight", "bias"):
+        return None
+    try:
+        return (root, part) if isinstance(inputs.find(name, root), Logits) else None
+    except InputError:
+        return None
 
 
 def requires_gradient(nest: Any) -> bool:

@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from ..backends import owner
 from ..errors import InputError, OptionError
 from ..functional.options import check_choice, check_count, check_flag, check_number
-from ..functional.penalty import Elementwise, Facts, facts_of
+from ..functional.penalty import Classwise, Elementwise, Facts, facts_of
 from .binding import CALL_ARGUMENTS, Bound, Enclosing, Inputs, Regularizer, bind
 from .catalogue import find
+from .compiled import Compiled
 from .kinds import compiling, is_mapping, is_row
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Inputs",
     "Regularizer",
     "Runs",
+    "Scope",
     "Term",
     "Weight",
     "check_weight",
@@ -34,10 +36,14 @@ __all__ = [
 Runs: TypeAlias = Literal["inline", "thread", "process", "async", "ray"]
 """Where a term runs."""
 
+Scope: TypeAlias = Literal["mean", "sum", "step"]
+"""How a term adds up over the micro-batches and ranks of an optimizer step: averaged, added, or counted once."""
+
 Weight: TypeAlias = Any
 """A number of at least 0, or a 0-d array, which may be learned or traced. That of a term may be a schedule too."""
 
 _RUNS: Final = ("inline", "thread", "process", "async", "ray")
+_SCOPES: Final = ("mean", "sum", "step")
 LONGEST_TIMEOUT: Final = 300.0
 """The longest timeout, in seconds."""
 
@@ -80,8 +86,14 @@ class Term(Bound):
     """Whether an executor may run it again after its worker was lost."""
     chunk: int | None
     """The number of rows that are computed at a time; None takes all at once."""
-    closed_form: Elementwise | None
-    """What a penalty sums or averages over all elements, where a kernel can compute that."""
+    scope: Scope | None
+    """How trainers add it up over micro-batches and ranks; None leaves it to `scope_of`."""
+    compile: bool | str
+    """Whether torch.compile makes a graph of it, alone or together with other terms; or by which of its backends."""
+    closed_form: Elementwise | Classwise | None
+    """What a penalty sums or averages over elements or positions, where a kernel can compute that."""
+    softmax: float | None
+    """The temperature of the log_softmax that a penalty takes of its distributions before it sums or averages."""
 
     def __init__(
         self,
@@ -98,6 +110,8 @@ class Term(Bound):
         every: int = 1,
         idempotent: bool = False,
         chunk: int | None = None,
+        scope: Scope | None = None,
+        compile: bool | str = False,
     ) -> None:
         """Check everything at once; a wrong argument is an error that says what was expected."""
         put = functools.partial(object.__setattr__, self)
@@ -128,6 +142,9 @@ class Term(Bound):
         if chunk is not None:
             check_count(self.name, "chunk", chunk, 1)
         put("chunk", chunk if chunk is None else int(chunk))
+        if scope is not None:
+            check_choice(self.name, "scope", scope, _SCOPES)
+        put("scope", scope)
         bound = bind(self.name, fn, inputs, self.options)
         for slot in _BOUND:
             put(slot, getattr(bound, slot))
@@ -135,8 +152,13 @@ class Term(Bound):
         facts = facts_of(fn)
         self._check_values(facts)
         self._check_chunk(facts)
+        self._check_compile(compile)
+        put("compile", compile)
+        if compile:
+            put("call", Compiled(self.name, self.call, self.compiler, self.keywords))
         summed = facts is not None and self.reduction in ("sum", "mean")
         put("closed_form", facts.closed_form(self.options) if facts is not None and summed else None)
+        put("softmax", facts.softmax(self.options) if facts is not None and summed else None)
 
     def _check_values(self, facts: Facts | None) -> None:
         """Raise for a value that an option of a penalty cannot take, by trying it on the penalty's example."""
@@ -162,6 +184,25 @@ class Term(Bound):
         else:
             return
         raise OptionError(self.name, "chunk", self.chunk, expected)
+
+    def _check_compile(self, compile: object) -> None:
+        if not isinstance(compile, bool) and (not isinstance(compile, str) or not compile):
+            raise OptionError(self.name, "compile", compile, "True, False or the name of a backend of torch.compile")
+        if not compile:
+            return
+        if isinstance(self.fn, Enclosing):
+            expected = "False here: give compile= to the term inside"
+        elif self.runs != "inline" or self.asynchronous:
+            where = "an async function" if self.asynchronous else f'runs="{self.runs}"'
+            expected = f"False with {where}: a graph runs inline"
+        else:
+            return
+        raise OptionError(self.name, "compile", compile, expected)
+
+    @property
+    def compiler(self) -> str:
+        """The backend of torch.compile that makes a graph of it."""
+        return self.compile if isinstance(self.compile, str) else "inductor"
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that make this term again."""

@@ -25,6 +25,7 @@ EVENTS: Final = (
     "term.start",
     "term.stop",
     "term.exception",
+    "gradients.stop",
     "monitor.explain",
 )
 """The names of all events."""

@@ -51,6 +51,7 @@ class JSONLines(Sink):
             "pipeline.exception",
             "custom_loss.stop",
             "custom_loss.exception",
+            "gradients.stop",
             "monitor.explain",
         ),
     ) -> None:

@@ -19,6 +19,9 @@ _LEVELS: Final = {
     "critical": logging.CRITICAL,
 }
 
+_NAMES: Final = {"pipeline": "pipeline", "gradients": "pipeline", "term": "name", "custom_loss": "model_id"}
+"""Which metadata names what an event is about."""
+
 
 def attach_logger(level: str = "info", handler_id: str | None = None) -> str:
     """Write a line per event to the logger `penalties`, at this level; returns the id to detach it by.
@@ -54,7 +57,7 @@ def attach_logger(level: str = "info", handler_id: str | None = None) -> str:
 def line(event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     """The event in one line."""
     kind, _, moment = event.partition(".")
-    name = metadata.get({"pipeline": "pipeline", "term": "name", "custom_loss": "model_id"}.get(kind, ""))
+    name = metadata.get(_NAMES.get(kind, ""))
     parts = [kind if name is None else f"{kind} {_one_line(name)}", f"{moment}:"]
     if metadata.get("step") is not None:
         parts.append(f"step={_one_line(scalar(metadata['step']))}")

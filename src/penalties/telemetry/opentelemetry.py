@@ -20,7 +20,8 @@ class OpenTelemetry(Sink):
 
     A span's attributes are `penalties.call`, `penalties.step` and so on, plus the flat metrics when it ends, such as
     `penalties.metrics.l1`. The span of a failed call records the exception and has the status ERROR. A pipeline inside
-    a custom loss is a child span. Only the API is used: without an SDK, or if a span is not sampled, no value is read.
+    a custom loss is a child span; what `gradients.track` measures afterwards is a span of its own. Only the API is
+    used: without an SDK, or if a span is not sampled, no value is read.
 
     >>> from opentelemetry import trace
     >>> from penalties.telemetry import OpenTelemetry
@@ -37,6 +38,7 @@ class OpenTelemetry(Sink):
         "pipeline.exception",
         "term.stop",
         "term.exception",
+        "gradients.stop",
     )
 
     def __init__(self, tracer: "Tracer | None" = None) -> None:
@@ -53,6 +55,8 @@ class OpenTelemetry(Sink):
         """Start a span, end it, or add a term to it."""
         kind, _, moment = event.partition(".")
         call = metadata.get("call")
+        if kind == "gradients":
+            self._start(kind, call, metadata)
         if moment == "start":
             self._start(kind, call, metadata)
         elif kind == "term":

@@ -4,7 +4,7 @@ import importlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from ..errors import MissingLibraryError, PenaltiesError
 from .events import attach, detach
@@ -12,7 +12,9 @@ from .scalars import scalar
 
 __all__ = ["MetricsSink", "Sink", "library"]
 
-_STOPS: Final = ("pipeline.stop", "custom_loss.stop")
+_STOPS: Final = ("pipeline.stop", "custom_loss.stop", "gradients.stop")
+
+_RECENT: Final = 64
 
 
 class Sink(ABC):
@@ -31,7 +33,8 @@ class Sink(ABC):
         self._lock = threading.Lock()
         self._handler_id = ""
         self._steps = 0
-        self._stopped: object = None
+        self._numbered: dict[object, int] = {}
+        """The steps of recent calls that have none of their own."""
 
     @abstractmethod
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -63,10 +66,12 @@ class Sink(ABC):
             if event not in _STOPS:
                 return self._steps
             call = metadata.get("call")
-            if call is None or call != self._stopped:
-                self._steps += 1
-            self._stopped = call
-            return self._steps - 1
+            if call in self._numbered:
+                return self._numbered[call]
+            step, self._steps = self._steps, self._steps + 1
+            if call is not None:
+                _remember(self._numbered, call, step)
+            return step
 
     def __enter__(self) -> Self:
         if self._handler_id or self.closed:
@@ -82,14 +87,33 @@ class Sink(ABC):
         return f"<{type(self).__name__} {self.destination}{', closed' if self.closed else ''}>"
 
 
+class _Logged(NamedTuple):
+    """What was logged of a call."""
+
+    parts: tuple[bool, bool, bool]
+    """Whether it had a base loss, gradients and cosines."""
+    names: frozenset[str]
+
+    def covers(self, parts: tuple[bool, bool, bool]) -> bool:
+        """Whether an output with these parts has nothing new."""
+        return all(had or not has for had, has in zip(self.parts, parts, strict=True))
+
+
+def _remember(known: dict[object, Any], call: object, what: Any) -> None:
+    """Keep what is known of recent calls: more than a few are never under way at once."""
+    known[call] = what
+    while len(known) > _RECENT:
+        del known[next(iter(known))]
+
+
 class MetricsSink(Sink):
     """A sink for numbers by name and step: it reads the metrics of each stop event, in one transfer."""
 
     def __init__(self, destination: str) -> None:
         """Nothing is logged yet."""
         super().__init__(destination)
-        self._logged: object = None
-        self._has_norms = False
+        self._logged: dict[object, _Logged] = {}
+        """Recent calls."""
 
     @abstractmethod
     def log(self, metrics: Mapping[str, float], step: int | None) -> None:
@@ -98,21 +122,22 @@ class MetricsSink(Sink):
     def record(self, event: str, measurements: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
         """Log the output's metrics once per call: a custom loss and its pipeline both emit a stop, with equal numbers.
 
-        The exception is gradient norms at the parameters: only the later stop, that of the custom loss, has them.
+        What only the later stop has is added: gradients that were measured after the call, and a base loss.
         """
         output = metadata.get("output")
         if output is None:
             raise PenaltiesError(f"{self!r} got {event}, which has no output; attach it to {' and '.join(_STOPS)}")
         call = metadata.get("call")
-        has_norms = output.total_grad_norm is not None
-        again = call is not None and call == self._logged
-        if again and (self._has_norms or not has_norms):
+        parts = output.base is not None, output.total_grad_norm is not None, output.cosines is not None
+        before = self._logged.get(call)
+        if before is not None and before.covers(parts):
             return
-        self._logged, self._has_norms = call, has_norms
         metrics = output.metrics(style="slash")
-        if again:
-            metrics = {name: value for name, value in metrics.items() if name.startswith("grad_norm/")}
-        self.log(metrics, self.step(event, metadata))
+        # With a base loss that was not there before, total and shares are others.
+        known: frozenset[str] = before.names if before is not None and before.parts[0] == parts[0] else frozenset()
+        if call is not None:
+            _remember(self._logged, call, _Logged(parts, frozenset(metrics)))
+        self.log({name: value for name, value in metrics.items() if name not in known}, self.step(event, metadata))
 
 
 def library(what: str, module: str, *, package: str, extra: str) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, cast
 from ... import encoding
 from ...backends import owner
 from ...errors import CheckError, InputError, NonFiniteError, OptionError, unknown_term
+from ...functional.options import check_flag
 from ...trees import map_arrays
 from .. import checks
 from ..term import same
@@ -16,6 +17,7 @@ from .reading import is_batched, is_traced, read_output, read_terms
 
 if TYPE_CHECKING:
     from ..checks import Record
+    from ..table import Table
 
 __all__ = ["BASE", "LossOutput", "TermOutput"]
 
@@ -183,11 +185,15 @@ class LossOutput:
         """The same with numbers in place of arrays, read in one transfer; without gradients and state."""
         return read_output(self)
 
-    def metrics(self, style: Style = "flat") -> dict[str, float]:
+    def metrics(self, style: Style = "flat", *, device: bool = False) -> dict[str, Any]:
         """Everything as flat numbers, for a log.
 
         "flat" has `l1`, `l1_weighted`, `l1_grad_norm`, `l1/own_metric`, `base_loss`, `total`, `total_grad_norm`;
-        "slash" groups for loggers: `loss/l1`, `loss/l1/weighted`, `grad_norm/l1`, `weight/l1`, `time/l1`.
+        "slash" groups for loggers: `loss/l1`, `loss/l1/weighted`, `loss/l1/share`, `grad_norm/l1`, `grad_share/l1`,
+        `grad_cos/l1__l2`, `weight/l1`, `time/l1`.
+
+        Numbers are floats, read in one transfer. With `device=True` nothing is read: what is an array stays one, on its
+        device and without its graph, for loggers that read later, or add up over steps and processes.
 
         >>> import numpy as np
         >>> import penalties as pn
@@ -197,8 +203,10 @@ class LossOutput:
         """
         if style not in ("flat", "slash"):
             raise OptionError("metrics", "style", style, '"flat" or "slash"')
-        plain = read_output(self)
-        return rendering.flat_metrics(plain) if style == "flat" else rendering.slash_metrics(plain)
+        check_flag("metrics", "device", device)
+        plain = self if device else read_output(self)
+        numbers = rendering.flat_metrics(plain) if style == "flat" else rendering.slash_metrics(plain)
+        return {name: _detach(number) if device else float(number) for name, number in numbers.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as nested numbers; what was not requested is None."""
@@ -281,6 +289,13 @@ class LossOutput:
 
     def __repr__(self) -> str:
         """A small table. Reads the values."""
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        return self._table().html()
+
+    def _table(self) -> "Table":
         # Inside a compiler there are no numbers, and the arrays describe themselves.
         return rendering.output_table(self if is_traced(self.total) or is_batched(self.total) else self.read())
 

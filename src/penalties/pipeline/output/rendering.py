@@ -1,15 +1,25 @@
 """The forms of an output that people and programs read: nested, flat, a table."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TermError, said
-from ..table import table
+from ..table import Table
 
 if TYPE_CHECKING:
     from .data import LossOutput, TermOutput
 
-__all__ = ["flat_metrics", "nested", "nested_term", "output_table", "shown", "slash_metrics", "term_arguments"]
+__all__ = [
+    "flat_metrics",
+    "nested",
+    "nested_term",
+    "output_table",
+    "shares",
+    "shown",
+    "slash_metrics",
+    "term_arguments",
+]
 
 
 def nested(plain: "LossOutput") -> dict[str, Any]:
@@ -62,9 +72,9 @@ def term_arguments(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def flat_metrics(plain: "LossOutput") -> dict[str, float]:
-    """Everything as flat numbers: `l1`, `l1_weighted`, `l1_grad_norm`, `l1/own_metric`, `total`."""
-    numbers: dict[str, float] = {}
+def flat_metrics(plain: "LossOutput") -> dict[str, Any]:
+    """Everything flat: `l1`, `l1_weighted`, `l1_grad_norm`, `l1/own_metric`, `total`."""
+    numbers: dict[str, Any] = {}
     for term in (*plain.terms.values(), *([] if plain.base is None else [plain.base])):
         if term.value is None:
             continue
@@ -79,23 +89,30 @@ def flat_metrics(plain: "LossOutput") -> dict[str, float]:
         for key, norm in term.grad_norms.items():
             numbers[f"{name}_grad_norm/{key}"] = norm
         for key, metric in term.metrics.items():
-            numbers[f"{name}/{key}"] = float(metric)
+            numbers[f"{name}/{key}"] = metric
     numbers["total"] = plain.total
     if plain.total_grad_norm is not None:
         numbers["total_grad_norm"] = plain.total_grad_norm
     return numbers
 
 
-def slash_metrics(plain: "LossOutput") -> dict[str, float]:
+def slash_metrics(plain: "LossOutput") -> dict[str, Any]:
     """The same grouped for loggers: `loss/l1`, `loss/l1/weighted`, `grad_norm/l1`, `weight/l1`, `time/l1`."""
-    numbers: dict[str, float] = {"loss/total": plain.total}
-    for term in plain.all:
+    numbers: dict[str, Any] = {"loss/total": plain.total}
+    terms = plain.all
+    of_loss = shares([term.contribution for term in terms])
+    of_gradient = shares([term.grad_norm_weighted for term in terms])
+    for term, loss_share, grad_share in zip(terms, of_loss, of_gradient, strict=True):
         if term.value is None:
             continue
         name = term.name
         numbers[f"loss/{name}"] = term.value
         if term is not plain.base:
             numbers |= {f"loss/{name}/weighted": term.contribution, f"weight/{name}": term.weight}
+        if loss_share is not None:
+            numbers[f"loss/{name}/share"] = loss_share
+        if grad_share is not None:
+            numbers[f"grad_share/{name}"] = grad_share
         if term.grad_norm is not None:
             numbers[f"grad_norm/{name}"] = term.grad_norm
             numbers |= {f"grad_norm/{name}/{key}": norm for key, norm in term.grad_norms.items()}
@@ -108,29 +125,44 @@ def slash_metrics(plain: "LossOutput") -> dict[str, float]:
         names = plain.names
         for i, first in enumerate(names):
             numbers |= {f"grad_cos/{first}__{names[j]}": plain.cosines[i][j] for j in range(i + 1, len(names))}
-    return {key: float(number) for key, number in numbers.items()}
+    return numbers
 
 
-def output_table(plain: "LossOutput") -> str:
+def shares(amounts: Sequence[Any]) -> list[Any]:
+    """What part of the sum of magnitudes each amount is, so that opposite signs do not cancel out.
+
+    None where there is no finite amount, or nothing but zeros. An array cannot be looked at while a device computes it:
+    among zeros its share is 0, and one that is not finite spoils all.
+
+    >>> shares([3.0, -1.0, None, float("inf")])
+    [0.75, 0.25, None, None]
+    """
+    looked_at = all(amount is None or _is_number(amount) for amount in amounts)
+    sizes = [None if amount is None or (looked_at and not math.isfinite(amount)) else abs(amount) for amount in amounts]
+    whole: Any = sum(size for size in sizes if size is not None)
+    if looked_at and not whole:
+        return [None] * len(sizes)
+    return [None if size is None else size / (whole + (whole == 0)) for size in sizes]
+
+
+def output_table(plain: "LossOutput") -> Table:
     """A line for each term: value, weight, contribution, its share, and its gradient where there is one."""
     terms = plain.all
     norms = any(term.grad_norm is not None or term.grad_error is not None for term in terms)
-    scale = sum(abs(term.contribution) for term in terms if _is_number(term.contribution))
+    parts = shares([term.contribution if _is_number(term.contribution) else None for term in terms])
     header = ["term", "value", "weight", "contribution", "share", *(["gradient"] if norms else [])]
     lines: list[list[str]] = []
-    for term in terms:
+    for term, part in zip(terms, parts, strict=True):
         if term.error is not None:
             message = str(term.error).removeprefix(f"{term.name}: ")
             cells = [term.name, "skipped", shown(term.weight), message, ""]
         else:
-            amount = term.contribution
-            share = f"{abs(amount) / scale:.0%}".replace("%", " %") if scale and _is_number(amount) else ""
-            cells = [term.name, shown(term.value), shown(term.weight), shown(amount), share]
+            share = "" if part is None else f"{part:.0%}".replace("%", " %")
+            cells = [term.name, shown(term.value), shown(term.weight), shown(term.contribution), share]
         norm = shown(term.grad_norm) if term.error is None else ""
         lines.append([*cells, *([norm] if norms else [])])
     norm = "" if plain.total_grad_norm is None else f", gradient {shown(plain.total_grad_norm)}"
-    title = f"LossOutput, total {shown(plain.total)}{norm}"
-    return "\n".join([title, *table(header, lines, indent="  ")]) if lines else title
+    return Table(f"LossOutput, total {shown(plain.total)}{norm}", header, lines)
 
 
 def shown(value: Any) -> str:

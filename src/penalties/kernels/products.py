@@ -1,0 +1,36 @@
+"""A small matrix of numbers times a few sums."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["products"]
+
+
+def products(sums: "Tensor", factors: tuple[tuple[float, ...], ...]) -> "Tensor":
+    """For each row of factors, the sum of its products with the sums; a factor of 0 takes no part, infinity or not."""
+    import torch
+
+    if torch.compiler.is_compiling() or (sums.is_cuda and torch.cuda.is_current_stream_capturing()):
+        # Without constants in memory: a graph that was captured would go on reading what is no longer kept.
+        return torch.stack([_product(sums, row) for row in factors])
+    matrix, unused = _matrix(factors, sums.dtype, sums.device)
+    return (matrix * sums).masked_fill_(unused, 0.0).sum(1)
+
+
+def _product(sums: Any, factors: tuple[float, ...]) -> Any:
+    used = [sums[index] * factor for index, factor in enumerate(factors) if factor]
+    return sum(used[1:], used[0]) if used else sums[0] * 0
+
+
+@functools.lru_cache(maxsize=64)
+def _matrix(factors: tuple[tuple[float, ...], ...], dtype: Any, device: Any) -> "tuple[Tensor, Tensor]":
+    """The factors, and which of them are 0: the same at every step, and a copy to a device waits for it."""
+    import torch
+
+    # Kept for calls that take gradients, too.
+    with torch.inference_mode(False):
+        matrix = torch.tensor(factors, dtype=dtype).to(device)
+        return matrix, matrix == 0

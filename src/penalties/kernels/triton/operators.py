@@ -1,0 +1,136 @@
+"""The sums of rows as an operation that PyTorch differentiates, and compiles."""
+
+# pyright: basic
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import FIRST_ORDER, GradientError
+from .gradients import gradient
+from .rows import SAVED, SUMS, Rows, turned, turned_sums
+from .statistics import statistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["row_sums"]
+
+
+def row_sums(
+    x: "Tensor", y: "Tensor | None", labels: "Tensor | None", shown: "Tensor | None", sums: list[bool],
+    temperature: float, logits: bool,
+) -> "Tensor":  # fmt: skip
+    """The sums of each row, of `(SUMS, rows)`, on the graph of x and y; see `statistics`."""
+    if torch.compiler.is_compiling():
+        return _forward(x, y, labels, shown, sums, temperature, logits)[:SUMS]
+    return _RowSums.apply(x, y, labels, shown, sums, temperature, logits)
+
+
+class _RowSums(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, y: torch.Tensor | None, labels: Any, shown: Any, sums: Any, temperature: Any,
+        logits: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        rows = statistics(x, y, labels, shown, sums, temperature, logits)
+        ctx.save_for_backward(x, y, labels, rows.numbers)
+        ctx.setting = sums, temperature, logits
+        return rows.sums.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        x, y, labels, numbers = ctx.saved_tensors
+        needed = list(ctx.needs_input_grad[:2])
+        found = _gradients(x, y, labels, numbers, upstream[0].contiguous(), *ctx.setting, needed)
+        if torch.is_grad_enabled():
+            found = [_Once.apply(one, x, y) if one.numel() else one for one in found]
+        return (
+            *(one if need else None for one, need in zip(found, needed, strict=True)),
+            *[None] * 5,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise GradientError(
+            "forward-mode derivatives are unavailable: a kernel computed this value; PENALTIES_KERNELS=off turns "
+            "kernels off"
+        )
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that a kernel computed: differentiating it again would give 0, silently."""
+
+    @staticmethod
+    def forward(ctx: Any, found: torch.Tensor, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+        return found.view_as(found)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        raise GradientError(FIRST_ORDER)
+
+
+def _gradients(
+    x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
+    upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool],
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients at x and at y; an empty tensor where none is needed."""
+    nothing = [0.0] * SUMS
+    setting = temperature, logits, False
+    rows = Rows.of(numbers)
+    found = [x.new_empty(0), x.new_empty(0)]
+    # What counts nowhere is not read: padding, and whatever is there.
+    counts = upstream != 0
+    with_y = counts[1:4].any(0)
+    if needed[0]:
+        flags = counts.any(0).to(torch.int8) + with_y
+        found[0] = gradient(x, y, labels, flags, rows, nothing, upstream, sums, *setting)
+    if needed[1] and y is not None:
+        coefficients = torch.stack(turned_sums(upstream.unbind(), torch.zeros_like(upstream[0])))
+        flags = 2 * with_y.to(torch.int8)
+        found[1] = gradient(y, x, None, flags, turned(rows), nothing, coefficients, turned_sums(sums, False), *setting)
+    return found
+
+
+@torch.library.custom_op("penalties::row_sums", mutates_args=())
+def _forward(
+    x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, shown: torch.Tensor | None, sums: list[bool],
+    temperature: float, logits: bool,
+) -> torch.Tensor:  # fmt: skip
+    # Without the squares, which nothing fills here.
+    return statistics(x, y, labels, shown, sums, temperature, logits).numbers[: SUMS + SAVED]
+
+
+@_forward.register_fake
+def _(x: Any, y: Any, labels: Any, shown: Any, sums: Any, temperature: Any, logits: Any) -> torch.Tensor:
+    return x.new_empty((SUMS + SAVED, x.numel() // x.shape[-1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("penalties::row_sums_backward", mutates_args=())
+def _backward(
+    x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
+    upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool],
+) -> list[torch.Tensor]:  # fmt: skip
+    return _gradients(x, y, labels, numbers, upstream[:SUMS].contiguous(), sums, temperature, logits, needed)
+
+
+@_backward.register_fake
+def _(
+    x: Any, y: Any, labels: Any, numbers: Any, upstream: Any, sums: Any, temperature: Any, logits: Any, needed: Any
+) -> Any:
+    return [x.new_empty(x.shape) if one else x.new_empty(0) for one in needed]
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    x, y, labels, _, *setting = inputs
+    ctx.save_for_backward(x, y, labels, output)
+    ctx.setting = setting
+
+
+def _differentiate(ctx: Any, upstream: Any) -> Any:
+    needed = [bool(one) for one in ctx.needs_input_grad[:2]]
+    found = _backward(*ctx.saved_tensors, upstream, *ctx.setting, needed)
+    return *(one if need else None for one, need in zip(found, needed, strict=True)), *[None] * 5
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
