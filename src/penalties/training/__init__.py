@@ -8,9 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from . import adapters, losses, references
+    from . import adapters, losses, references, surrogates
     from .custom_loss import forward_backward_custom, forward_backward_custom_async
     from .local import LocalTrainingClient
+    from .sdk import TinkerTrainingClient
     from .types import (
         AdamParams,
         Datum,
@@ -36,20 +37,24 @@ __all__ = [
     "SamplingParams",
     "SaveWeightsResponse",
     "TensorData",
+    "TinkerTrainingClient",
     "adapters",
     "forward_backward_custom",
     "forward_backward_custom_async",
     "losses",
     "references",
+    "surrogates",
 ]
 
 _HOMES: Final = {
     "forward_backward_custom": "custom_loss",
     "forward_backward_custom_async": "custom_loss",
     "LocalTrainingClient": "local",
+    "TinkerTrainingClient": "sdk",
     "adapters": "adapters",
     "losses": "losses",
     "references": "references",
+    "surrogates": "surrogates",
 }
 """The module of each name; the others are in `types`."""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from .. import trees
+from ..arrays import Logits
 from ..errors import GradientError, InputError, NonFiniteError, OptionError
 from ..execution.executor import Executor
 from ..functional.options import check_flag
@@ -24,8 +26,9 @@ from .futures import TrainingFuture, in_thread, mapped, resolve, resolved, resul
 from .libraries import library
 from .merging import merged
 from .objective import FUNCTION, Objective, objective_of
-from .packing import FLAT, LOGPROBS, PACKED
+from .packing import FLAT, LOGITS, LOGPROBS, PACKED
 from .references import Provider, checked
+from .sdk import data_for
 from .surrogates import FORWARD, Surrogate, forward_data, surrogate_of
 
 __all__ = ["Call"]
@@ -159,10 +162,13 @@ class Call:
         if self.local and (self.objective.local or not self.evaluate):
             names = [name.removeprefix(FLAT) for name in self.objective.local]
             options = {"evaluate": True} if self.evaluate else {}
+            if "logits" in names and not self.norms:
+                # One gradient is formed for all terms over them, so there would be no norm of each.
+                options["lazy"] = True
             forward = self.client.forward_with_graph(self.batch.data, reads=names, **options)
             read = self._from_graph
         else:
-            forward = self.client.forward(forward_data(self.batch.data), FORWARD)
+            forward = self.client.forward(data_for(self.client, forward_data(self.batch.data)), FORWARD)
             read = self._from_output
         inputs: dict[str, Any] = {"data": self.batch.data, "lengths": self.batch.lengths, **pending}
         if "flat_mask" in self.objective.reads:
@@ -177,6 +183,9 @@ class Call:
             if wanted:
                 arrays = self._requested(name, reference) if _is_provider(reference) else resolved(reference)
                 inputs |= {form: mapped(arrays, make) for form, make in wanted.items()}
+            logits = f"{FLAT}{name}{LOGITS}"
+            if logits in self.objective.reads:
+                inputs[logits] = self._logits(name, reference)
         resolve(pending, lambda: self._leaves(read(result_of(forward))))
         return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
 
@@ -201,6 +210,21 @@ class Call:
 
         return mapped(future, check)
 
+    def _logits(self, name: str, reference: Any) -> "Future[Any]":
+        """The logits of a reference; lazy only if those of the model are, so that a term reads one kind."""
+        if not callable(getattr(reference, "logits", None)):
+            raise InputError(
+                f'reference "{name}": has no logits; expected references.initial() or references.client(teacher)'
+            )
+        return mapped(reference.logits(self.client, self.batch.data, lazy=not self.norms), self._moved)
+
+    def _moved(self, logits: Any) -> Any:
+        """Logits on the device of the model."""
+        if not isinstance(logits, Logits):
+            return logits.to(self.device)
+        bias = None if logits.bias is None else logits.bias.to(self.device)
+        return Logits(logits.hidden.to(self.device), logits.weight.to(self.device), bias, logits.softcap)
+
     def _from_output(self, output: Any) -> dict[str, Any]:
         return {PACKED: self._tensor(np.concatenate(self.batch.logprobs(output)))}
 
@@ -212,7 +236,15 @@ class Call:
 
     def _leaves(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors, detached from the model."""
-        found = trees.map_arrays(lambda one: one.detach().requires_grad_(not self.evaluate), tensors)
+
+        def leaf(one: Any) -> Any:
+            return one.detach().requires_grad_(not self.evaluate)
+
+        found = {
+            # The output layer of lazy logits is frozen.
+            name: given.with_hidden(leaf(given.hidden)) if isinstance(given, Logits) else trees.map_arrays(leaf, given)
+            for name, given in tensors.items()
+        }
         self.leaves = {name.removeprefix(FLAT): leaf for name, leaf in found.items()}
         return found
 
@@ -231,7 +263,7 @@ class Call:
         else:
             self._check_constant(output)
         found: dict[str, Any] = trees.map_arrays(lambda leaf: leaf.grad, self.leaves)
-        self._check_finite(found)
+        self._check_finite(found, output)
         return output, found
 
     def _measured(self, output: LossOutput) -> LossOutput:
@@ -247,9 +279,10 @@ class Call:
         count = len(self.graph.inputs["params"])
         return measure(output, slopes, count, "the parameters", cosines=self.cosines)
 
-    def _check_finite(self, gradients: Mapping[str, Any]) -> None:
+    def _check_finite(self, gradients: Mapping[str, Any], output: LossOutput) -> None:
         for name, found in gradients.items():
-            for part, gradient in (found if name == "params" else {name: found}).items():
+            at = found.hidden if isinstance(found, Logits) else found
+            for part, gradient in (at if name == "params" else {name: at}).items():
                 if gradient is None or bool(gradient.isfinite().all()):
                     continue
                 where = f"the parameter {part}"
@@ -258,7 +291,11 @@ class Call:
                     index = next(index for index, piece in enumerate(pieces) if not bool(piece.isfinite().all()))
                     where = f"datum {index}" if name == LOGPROBS else f"datum {index}, {name}"
                 kind = "nan" if bool(gradient.isnan().any()) else "inf"
-                raise NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent")
+                error = NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent")
+                norms = {one.name: one.grad_norm for one in output.read().all if one.grad_norm is not None}
+                # Known where norms are measured.
+                error.term = next((term for term, norm in norms.items() if not math.isfinite(norm)), None)
+                raise error
 
     def _check_constant(self, output: LossOutput) -> None:
         """Raise for a loss that reads the model but has no gradient: it would silently train nothing."""
@@ -283,7 +320,7 @@ class Call:
                 [part.float().numpy() for part in flat.split(self.batch.lengths)] for flat in (leaf.detach(), slope)
             )
             request = self.surrogate.data(self.batch.data, before, arrays)
-            sent = self.client.forward_backward(request, self.surrogate.loss_fn)
+            sent = self.client.forward_backward(data_for(self.client, request), self.surrogate.loss_fn)
         self._sent = True
         if self._tell is not None:
             totals = {

@@ -16,7 +16,7 @@ from ..pipeline import Pipeline, Term
 from ..pipeline.output import BASE
 from ..pipeline.term import CALL_ARGUMENTS
 from . import losses
-from .packing import ALWAYS, FLAT, LOCAL, LOGPROBS, PACKED, is_local, packed
+from .packing import ALWAYS, FLAT, LOCAL, LOGITS, LOGPROBS, PACKED, is_local, packed
 
 __all__ = ["FUNCTION", "Objective", "objective_of"]
 
@@ -147,7 +147,10 @@ def _made(
     candidates: int | None,
     local: bool,
 ) -> Objective:
-    known = {*ALWAYS, *references, *(f"{FLAT}{name}" for name, per_target in references.items() if per_target)}
+    flat = [name for name, per_target in references.items() if per_target]
+    known = {*ALWAYS, *references, *(f"{FLAT}{name}" for name in flat)}
+    if local:
+        known |= {f"{start}{name}{LOGITS}" for name in flat for start in ("", FLAT)}
 
     def ready(term: Term) -> Term:
         term = _with_batch_inputs(term, known)
@@ -178,7 +181,7 @@ def _check_kind(term: Term, candidates: int | None) -> None:
         )
     if candidates is not None and facts.estimates is not None:
         raise InputError(
-            f"{term.name}: {name} needs one sampled token per position, but these target_tokens have {candidates} "
+            f"{term.name}: {name} needs one sampled token per position, but these target_tokens have several "
             f"that were not sampled; use {_penalty_with('divergence', facts.estimates)}"
         )
 

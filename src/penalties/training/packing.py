@@ -14,7 +14,7 @@ from ..pipeline import Evaluation, Term
 from ..pipeline.evaluate import compute
 from ..pipeline.inputs import CallInputs
 
-__all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGPROBS", "PACKED", "Unpacked", "is_local", "packed"]
+__all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGITS", "LOGPROBS", "PACKED", "Unpacked", "is_local", "packed"]
 
 FLAT: Final = "flat_"
 """The prefix of a packed input's name."""
@@ -27,6 +27,10 @@ ALWAYS: Final = ("data", LOGPROBS, PACKED, "lengths", "mask", "flat_mask")
 
 LOCAL: Final = ("params", "logits", "hidden")
 """The inputs that only a model in this process has."""
+
+
+LOGITS: Final = ".logits"
+"""The end of the name of a reference's logits."""
 
 
 def is_local(name: str) -> bool:
@@ -81,14 +85,15 @@ def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:
         return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
     unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
     runs = "async" if term.runs == "inline" and term.asynchronous else term.runs
-    return term.replace(fn=unpacked, inputs=unpacked.reads, options=None, chunk=None, runs=runs)
+    return term.replace(fn=unpacked, inputs=unpacked.reads, options=None, chunk=None, runs=runs, compile=False)
 
 
 def _check_inputs(term: Term, known: set[str], local: bool) -> None:
     for name in term.inputs.values():
         if name.startswith("params.") or name == f"{FLAT}params":
             raise InputError(f'{term.name}: reads "{name}"; expected "params", a dict of all parameters by name')
-        if is_local(name) and not local:
+        of_reference = name.endswith(LOGITS) and name.removesuffix(LOGITS) in known
+        if (is_local(name) or of_reference) and not local:
             raise InputError(
                 f'{term.name}: reads "{name}", which is inside the model; this client returns only log-probabilities: '
                 "use a LocalTrainingClient"
@@ -126,6 +131,6 @@ def _with_logits(term: Term, rows: bool) -> Term:
     if facts is None or not facts.distribution or "logits" in term.options:
         return term
     reads = {name.removeprefix(FLAT).partition(".")[0] for name in term.inputs.values()}
-    if "logits" in reads:
+    if "logits" in reads or any(name.endswith(LOGITS) for name in term.inputs.values()):
         raise OptionError(term.name, "logits", False, 'options={"logits": True}: these are logits, not logprobs')
     return term.replace(options={**term.options, "logits": True}) if rows and LOGPROBS in reads else term

@@ -89,10 +89,21 @@ class Batch:
         ]
 
 
-def batches(rows: Sequence[Row], size: int | None) -> list[Batch]:
-    """The rows, in order, in batches of at most `size`."""
-    size = len(rows) if size is None else size
-    return [Batch(rows[start : start + size]) for start in range(0, len(rows), size)]
+def batches(rows: Sequence[Row], size: int | None, tokens: int | None = None) -> list[Batch]:
+    """The rows, in order, in batches of at most `size` rows and `tokens` tokens, padding included.
+
+    A row that is longer than that is a batch by itself.
+    """
+    parts: list[list[Row]] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, len(row.tokens))
+        full = not parts or len(parts[-1]) == size or (tokens is not None and (len(parts[-1]) + 1) * longest > tokens)
+        if full:
+            parts.append([])
+            longest = len(row.tokens)
+        parts[-1].append(row)
+    return [Batch(part) for part in parts]
 
 
 def rows_of(model: LocalModel, data: Any, reader: Reader | None = None) -> list[Row]:

@@ -41,7 +41,10 @@ def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", ove
             safetensors.save_file({key: one.detach().cpu().contiguous() for key, one in tensors.items()}, part / name)
         model.model.peft_config["default"].save_pretrained(str(part))
         (part / _ABOUT).write_text(json.dumps({"form": _FORM, **_about(model)}, indent=2) + "\n")
+        # Some versions of safetensors write files that only their owner can read.
+        mode = (part / _ABOUT).stat().st_mode
         for path in part.iterdir():
+            path.chmod(mode)
             sync(path)
         sync(part)
         _put(part, folder)

@@ -1,12 +1,14 @@
 """A training client in this process: the Tinker protocol on a Hugging Face model with a LoRA adapter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from ...arrays import Logits
 from ...errors import GradientError, OptionError
 from ...functional.options import check_count, check_flag, is_whole
 from ..futures import TrainingFuture
@@ -18,13 +20,15 @@ from ..types import (
     SaveWeightsResponse,
     TensorData,
 )
-from .batch import Batch, batches, rows_of
+from .batch import Batch, rows_of
 from .checkpoint import read, write
-from .forward import on_device, run
-from .graph import Graph, added, layers_read, parameter_gradients
+from .forward import differentiated, on_device, run
+from .graph import Graph, layers_read
 from .losses import Loss, loss_of
 from .model import load
 from .optimizer import NORM, Adam, check_adam
+from .parts import Limits
+from .passes import Kept, Pass, Reads, Recomputed, added, parameter_gradients
 from .sampling import checked_draw, draw
 from .worker import Worker
 
@@ -49,8 +53,9 @@ class LocalTrainingClient:
     never affects a result.
 
     `device` defaults to a GPU if there is one, `dtype` to that of the model's files. `batch_size` limits how many data
-    go through the model at once: a smaller one takes less memory, and changes nothing else. Checkpoints go into the
-    folder `checkpoints`.
+    go through the model at once, and `micro_batch_tokens` how many tokens, padding included: smaller ones take less
+    memory, and change nothing else. Your own loss over data in several parts costs a second forward. With "auto" parts
+    are halved whenever the GPU's memory runs out; checkpoints remember how far. They go into the folder `checkpoints`.
 
     >>> from penalties.training.types import AdamParams, Datum, ModelInput
     >>> with LocalTrainingClient("tiny", seed=1) as client:
@@ -74,6 +79,7 @@ class LocalTrainingClient:
         device: Any = None,
         dtype: Any = None,
         batch_size: int | None = None,
+        micro_batch_tokens: int | Literal["auto"] | None = None,
         checkpoints: str | Path = "checkpoints",
     ) -> None:
         """Load the model and initialise the adapter, which starts as the identity."""
@@ -82,8 +88,7 @@ class LocalTrainingClient:
         check_count(owner, "alpha", alpha, 1)
         if not is_whole(seed) or not -(2**63) <= seed < 2**63:
             raise OptionError(owner, "seed", seed, "a 64-bit integer")
-        if batch_size is not None:
-            check_count(owner, "batch_size", batch_size, 1)
+        self._limits = Limits(owner, batch_size, micro_batch_tokens)
         self._model = load(
             model, rank=rank, alpha=alpha, target_modules=target_modules, seed=seed, device=device, dtype=dtype
         )
@@ -91,7 +96,6 @@ class LocalTrainingClient:
 
         self._adam = Adam(self._model.parameters)
         self._generator = torch.Generator().manual_seed(seed)
-        self._batch_size = batch_size
         if not isinstance(cast("object", checkpoints), str | Path):
             raise OptionError(owner, "checkpoints", checkpoints, "a folder")
         self._checkpoints = Path(checkpoints)
@@ -120,6 +124,11 @@ class LocalTrainingClient:
     def context(self) -> float:
         """The longest sequence of tokens that the model reads; infinite if it does not say."""
         return self._model.context
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a sample, unless `SamplingParams.stop` names others."""
+        return self._model.ends
 
     @property
     def tokenizer(self) -> Any:
@@ -166,11 +175,11 @@ class LocalTrainingClient:
 
     def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """The log-probability of every target under the model before any training."""
-        parts = batches(rows_of(self._model, data), self._batch_size)
+        parts = self._limits.of(rows_of(self._model, data))
 
         def initial() -> ForwardBackwardOutput:
             with self.model.disable_adapter():
-                return self._pass(parts, None, backward=False)
+                return parts.fit(lambda batches: self._pass(batches, None, backward=False))
 
         return self._worker.submit(initial)
 
@@ -179,41 +188,61 @@ class LocalTrainingClient:
         return self.forward_initial(data)
 
     def forward_with_graph(
-        self, data: Sequence[Any], reads: Sequence[str] = (), *, evaluate: bool = False
+        self,
+        data: Sequence[Any],
+        reads: Sequence[str] = (),
+        *,
+        evaluate: bool = False,
+        lazy: bool = False,
+        initial: bool = False,
     ) -> TrainingFuture[Graph]:
-        """A forward whose graph is kept, for your own loss: pass its gradient to `graph.backward`.
+        """A forward for your own loss: pass the loss's gradient to `graph.backward`.
 
         `reads` names what the loss reads besides log-probabilities and parameters: `"logits"`, and `"hidden.<layer>"`,
-        where layer 0 is the embedding. All data go through the model at once, whatever `batch_size` is. With `evaluate`
-        nothing is kept for a backward.
+        where layer 0 is the embedding. If all data go through the model at once, their graph is kept; otherwise the
+        backward computes each part once more. With `evaluate` nothing is kept for a backward. With `lazy` logits are
+        `penalties.Logits` where the output layer allows it. With `initial` it is a pass of the model before any
+        training, of which nothing is kept either.
         """
-        import torch
-
         logits, layers = layers_read(self._model, reads)
-        batch = Batch(rows_of(self._model, data))
+        evaluate = evaluate or initial
+        requested, parts = Reads(logits, lazy, layers), self._limits.of(rows_of(self._model, data))
+
+        def passed_by(batches: Sequence[Batch]) -> Pass:
+            if len(batches) > 1:
+                return Recomputed(self._model, parts, requested, evaluate=evaluate)
+            return Kept(self._model, parts, requested, batches[0], evaluate=evaluate)
 
         def forward() -> Graph:
-            with torch.set_grad_enabled(not evaluate):
-                passed = run(self._model, batch, layers)
-            output = ForwardBackwardOutput(_KIND, _outputs(batch, {"logprobs": passed.logprobs.detach().cpu().numpy()}))
-            backward = partial(self._submit_backward, self._changes)
-            return Graph(batch, passed, output, self._model.parameters, logits, backward)
+            with self.model.disable_adapter() if initial else nullcontext():
+                passed, whole = parts.fit(passed_by), Batch(parts.rows)
+            found = {"logprobs": passed.packed["logprobs"].detach().cpu().numpy()}
+            output = ForwardBackwardOutput(_KIND, _outputs(whole, found))
+            check = self._unchanged()
+            backward = partial(self._submit_backward, check)
+            return Graph(whole, passed, output, self._model.parameters, check, backward)
 
         return self._worker.submit(forward)
 
     async def forward_with_graph_async(
-        self, data: Sequence[Any], reads: Sequence[str] = (), *, evaluate: bool = False
+        self,
+        data: Sequence[Any],
+        reads: Sequence[str] = (),
+        *,
+        evaluate: bool = False,
+        lazy: bool = False,
+        initial: bool = False,
     ) -> TrainingFuture[Graph]:
         """`forward_with_graph`, for code that awaits."""
-        return self.forward_with_graph(data, reads, evaluate=evaluate)
+        return self.forward_with_graph(data, reads, evaluate=evaluate, lazy=lazy, initial=initial)
 
     def _submit_pass(
         self, function: str, data: Any, loss_fn: Any, config: Mapping[str, Any] | None, *, backward: bool
     ) -> TrainingFuture[ForwardBackwardOutput]:
         loss = loss_of(function, loss_fn, config)
         # In the caller's thread: it overlaps running work, and errors are raised where they belong.
-        parts = batches(rows_of(self._model, data, loss.read), self._batch_size)
-        return self._worker.submit(lambda: self._pass(parts, loss, backward=backward))
+        parts = self._limits.of(rows_of(self._model, data, loss.read))
+        return self._worker.submit(lambda: parts.fit(lambda batches: self._pass(batches, loss, backward=backward)))
 
     def _pass(self, parts: Sequence[Batch], loss: Loss | None, *, backward: bool) -> ForwardBackwardOutput:
         import torch
@@ -224,11 +253,17 @@ class LocalTrainingClient:
         for batch in parts:
             # Before the pass: a copy to a GPU waits for everything queued there.
             arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
+            slope: Tensor | None = None
             with torch.set_grad_enabled(backward):
-                live = run(self._model, batch).logprobs
-            found, slope = {"logprobs": live.detach()}, None
-            if loss is not None:
-                found["elementwise_loss"], slope = loss.values(found["logprobs"], arrays)
+                passed = run(self._model, batch)
+                if loss is not None and backward and isinstance(passed.logits, Logits):
+                    live = passed.logits.hidden
+                    found, slope = differentiated(passed.logits, passed.targets, loss, arrays)
+                else:
+                    live = passed.logprobs
+                    found = {"logprobs": live.detach()}
+                    if loss is not None:
+                        found["elementwise_loss"], slope = loss.values(found["logprobs"], arrays)
             # Before the backward, for the same reason; the rest happens while it runs.
             host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
             if backward and slope is not None:
@@ -239,15 +274,24 @@ class LocalTrainingClient:
             self._accumulate(gradients, {})
         return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
 
-    def _submit_backward(
-        self, of: int, tensors: "Sequence[Tensor]", slopes: "Sequence[Tensor]", direct: "Mapping[str, Tensor]"
-    ) -> TrainingFuture[None]:
-        def backward() -> None:
-            if of != self._changes:
+    def _unchanged(self) -> Callable[[], None]:
+        """What raises once the parameters are others than now."""
+        before = self._changes
+
+        def check() -> None:
+            if before != self._changes:
                 raise GradientError(
                     "Graph.backward: the parameters changed after the forward; call it before any optim_step"
                 )
-            self._accumulate(parameter_gradients(self._model.parameters, tensors, slopes), direct)
+
+        return check
+
+    def _submit_backward(
+        self, check: Callable[[], None], passed: Pass, slopes: "Mapping[str, Tensor]", direct: "Mapping[str, Tensor]"
+    ) -> TrainingFuture[None]:
+        def backward() -> None:
+            check()
+            self._accumulate(passed.pull(slopes), direct)
 
         return self._worker.submit(backward)
 
@@ -294,7 +338,11 @@ class LocalTrainingClient:
         folder = self._folder(name)
 
         def save() -> SaveWeightsResponse:
+            import torch
+
             training = self._adam.state() | {"generator": self._generator.get_state()}
+            if self._limits.auto and self._limits.tokens is not None:
+                training["micro_batch_tokens"] = torch.tensor(self._limits.tokens)
             write(self._model, folder, training, overwrite)
             return SaveWeightsResponse(str(folder))
 
@@ -336,6 +384,9 @@ class LocalTrainingClient:
             self._adam.restore(training if optimizer else {})
             if optimizer:
                 self._generator.set_state(training["generator"])
+                if self._limits.auto:
+                    tokens = training.get("micro_batch_tokens")
+                    self._limits.tokens = None if tokens is None else int(tokens)
 
         return self._worker.submit(restore)
 

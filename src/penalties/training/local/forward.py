@@ -1,50 +1,93 @@
 """A forward pass of a batch: logits at the real positions only, and the log-probabilities of the targets."""
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from ...arrays import Logits
+from ...backends import backend_of
+from ...functional import target_logprobs
+from ...functional.blocks import block_rows
+from ...kernels.heads import Head
 from .batch import Batch
+from .losses import Loss
 from .model import LocalModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Passed", "head_reads", "on_device", "pick", "run"]
-
-# How many numbers are processed at a time: on a CPU what fits into its cache, on a GPU what keeps it busy.
-_PIECE: Final = {"cpu": 1 << 20, "cuda": 1 << 26}
+__all__ = ["Passed", "differentiated", "head_reads", "on_device", "run"]
 
 
 @dataclass(frozen=True)
 class Passed:
     """The results of a pass, on the graph if gradients are enabled."""
 
-    logprobs: "Tensor"
-    """(T, K) in float32."""
-    logits: "Tensor"
-    """(T, V)."""
+    logits: "Tensor | Logits"
+    """(T, V); not computed where the output layer can do that later, a block of rows at a time."""
+    targets: "Tensor"
+    """(T, K)."""
     hidden: "dict[int, Tensor]"
     """(T, H) by layer: 0 is the embedding, n the output of the nth layer; the last is normalised."""
+
+    @cached_property
+    def logprobs(self) -> "Tensor":
+        """(T, K) in float32. Of logits that do not exist each block is computed once more in the backward."""
+        logits: Any = self.logits
+        return target_logprobs(logits, self.targets, logits=True).float()
 
 
 def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
     """One pass, with the hidden states of these layers."""
     tokens, positions, targets = (on_device(model, array) for array in (batch.tokens, batch.positions, batch.targets))
     whole = len(batch.positions) == batch.tokens.size
+    lazy, read = model.lazy, list[Any]()
 
     def packed(states: "Tensor") -> "Tensor":
         flat = states.flatten(0, 1)
         return flat if whole else flat.index_select(0, positions)
 
-    with head_reads(model, lambda states: packed(states).unsqueeze(0)):
+    def change(states: "Tensor") -> "Tensor":
+        if not lazy:
+            return packed(states).unsqueeze(0)
+        read.append(packed(states))
+        return states[:, :0]
+
+    with head_reads(model, change):
         # Without a mask: padding comes after every real position, where a causal model does not look.
         output = model.base(input_ids=tokens, use_cache=False, output_hidden_states=bool(hidden))
-    logits = output.logits.squeeze(0)
-    return Passed(pick(logits, targets), logits, {layer: packed(output.hidden_states[layer]) for layer in hidden})
+    logits = model.logits(read[0]) if lazy else output.logits.squeeze(0)
+    return Passed(logits, targets, {layer: packed(output.hidden_states[layer]) for layer in hidden})
+
+
+def differentiated(
+    logits: Logits, targets: "Tensor", loss: Loss, arrays: "Mapping[str, Tensor]"
+) -> "tuple[dict[str, Tensor], Tensor]":
+    """The log-probabilities and the loss of each target, and the gradient of their sum at the hidden states.
+
+    Each block of logits is computed once: what the gradient there is multiplied by is known with its values.
+    """
+    import torch
+
+    head = Head(logits, ["hidden"])
+    ops = backend_of("forward_backward", hidden=logits.hidden)
+    size, found = block_rows(ops, logits), dict[str, list[Any]](logprobs=[], elementwise_loss=[])
+    for start in range(0, len(targets), size):
+        rows = slice(start, start + size)
+        with torch.no_grad():
+            point = head.block(rows).requires_grad_()
+        with torch.enable_grad():
+            logprobs = target_logprobs(point, targets[rows], logits=True).float()
+        values, slope = loss.values(logprobs.detach(), {name: array[rows] for name, array in arrays.items()})
+        (gradient,) = torch.autograd.grad(logprobs, point, slope)
+        with torch.no_grad():
+            head.add(rows, gradient)
+        found["logprobs"].append(logprobs.detach())
+        found["elementwise_loss"].append(values)
+    return {name: torch.cat(pieces) for name, pieces in found.items()}, head.gradients()["hidden"]
 
 
 @contextmanager
@@ -71,59 +114,3 @@ def on_device(model: LocalModel, array: Any) -> "Tensor":
     import torch
 
     return torch.from_numpy(array).to(model.device)  # pyright: ignore[reportUnknownMemberType]
-
-
-def pick(logits: "Tensor", targets: "Tensor") -> "Tensor":
-    """The log-probability of each target, (T, K), from logits, (T, V): in float32, whatever dtype the logits have.
-
-    It works on a few rows at a time, within the cache: besides the logits there is one more tensor of their size, their
-    gradient, and no float32 copy of half-precision logits. Measured on a CPU at V = 32000: 4 times as fast as
-    log_softmax and gather.
-    """
-    return _pick().apply(logits, targets)
-
-
-@cache
-def _pick() -> Any:
-    import torch
-
-    class Pick(torch.autograd.Function):
-        """`logits[target] − logsumexp(logits)`; the gradient is 1 at the target, minus the softmax."""
-
-        @staticmethod
-        def forward(ctx: Any, logits: Any, targets: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            ctx.save_for_backward(logits, targets)
-            pieces = _pieces(logits, logits, targets)
-            found = [some.log_softmax(-1, dtype=torch.float32).gather(-1, target) for some, target in pieces]
-            return found[0] if len(found) == 1 else torch.cat(found)
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            logits, targets = ctx.saved_tensors
-            pieces = _pieces(logits, logits, targets, grad_outputs[0])
-            if len(pieces) == 1:
-                return _slopes(*pieces[0]).to(logits.dtype), None
-            gradient: Any = torch.empty_like(logits)
-            for piece, (out,) in zip(pieces, _pieces(logits, gradient), strict=True):
-                out.copy_(_slopes(*piece))
-            return gradient, None
-
-    return Pick
-
-
-def _slopes(logits: Any, targets: Any, upstream: Any) -> Any:
-    """The gradient at the logits, in float32 like that of the log-probabilities."""
-    slopes = logits.softmax(-1, dtype=upstream.dtype).mul_(-upstream.sum(-1, keepdim=True))
-    # One target per position at a time: a GPU would add up colliding ones in any order.
-    for target, one in zip(targets.split(1, -1), upstream.split(1, -1), strict=True):
-        slopes.scatter_add_(-1, target, one)
-    return slopes
-
-
-def _pieces(logits: Any, *tensors: Any) -> list[tuple[Any, ...]]:
-    """The tensors in blocks of rows."""
-    rows = max(1, _PIECE.get(logits.device.type, 1 << 22) // logits.shape[-1])
-    if rows >= len(logits):
-        return [tensors]
-    return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))

@@ -4,19 +4,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...arrays import Logits
 from ...errors import GradientError, InputError, OptionError, ShapeError
 from ..futures import TrainingFuture
 from ..types import ForwardBackwardOutput
 from .batch import Batch
-from .forward import Passed
 from .model import LocalModel
+from .passes import Pass, added, leaf_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Graph", "added", "layers_read", "parameter_gradients"]
+__all__ = ["Graph", "layers_read"]
 
-Backward = Callable[[Sequence["Tensor"], Sequence["Tensor"], Mapping[str, "Tensor"]], TrainingFuture[None]]
+Backward = Callable[[Pass, Mapping[str, "Tensor"], Mapping[str, "Tensor"]], TrainingFuture[None]]
 
 
 def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int]]:
@@ -34,10 +35,10 @@ def layers_read(model: LocalModel, reads: Sequence[str]) -> tuple[bool, list[int
 
 
 class Graph:
-    """A forward and its graph.
+    """A forward, and what its gradient can be propagated by: its graph, or the forward once more.
 
     `logprobs` has one tensor per datum. `inputs` has what was requested: `"params"`, and `"logits"` and
-    `"hidden.<layer>"` as lists with one tensor per datum. All are on the graph, without padding.
+    `"hidden.<layer>"` as lists with one tensor per datum. All require gradients, and have no padding.
     """
 
     logprobs: "list[Tensor]"
@@ -50,33 +51,34 @@ class Graph:
     def __init__(
         self,
         batch: Batch,
-        passed: Passed,
+        passed: Pass,
         output: ForwardBackwardOutput,
         parameters: "Mapping[str, Tensor]",
-        logits: bool,
+        check: Callable[[], None],
         backward: Backward,
     ) -> None:
-        """Wrap a pass; `backward` takes tensors with their gradients, and gradients of parameters to add."""
+        """Wrap a pass; `backward` takes it with the gradients at its tensors, and gradients of parameters to add.
+
+        `check` raises once the parameters have changed.
+        """
         self._batch = batch
-        self._packed: dict[str, Tensor] = {f"hidden.{layer}": states for layer, states in passed.hidden.items()}
-        if logits:
-            self._packed["logits"] = passed.logits
+        self._pass: Pass | None = passed
         self._parameters = dict(parameters)
         self.inputs = {"params": dict(parameters)}
-        self.inputs |= {name: batch.split(packed) for name, packed in self._packed.items()}
-        self.logprobs = batch.unpack(passed.logprobs)
-        self._packed["logprobs"] = passed.logprobs
+        self.inputs |= {name: batch.split(packed) for name, packed in passed.packed.items() if name != "logprobs"}
+        self.logprobs = batch.unpack(passed.packed["logprobs"])
         self.output = output
+        self._check = check
         self._backward = backward
         self._lock = threading.Lock()
 
     @property
-    def packed(self) -> "dict[str, Tensor]":
-        """The lists, each as one tensor with one datum after the other; empty after the backward.
+    def packed(self) -> dict[str, Any]:
+        """The lists, each as one tensor, or `Logits`, with one datum after the other; empty after the backward.
 
         Without log-probabilities if the data differ in their number of targets per position.
         """
-        packed = dict(self._packed)
+        packed = {} if self._pass is None else dict(self._pass.packed)
         flat = packed.pop("logprobs", None)
         widths = {tuple(one.shape[1:]) for one in self.logprobs}
         if flat is not None and len(widths) == 1:
@@ -94,32 +96,35 @@ class Graph:
     def submit(self, gradients: Mapping[str, Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """`backward` without waiting; whatever is submitted to the client next comes after it."""
         with self._lock:
-            given = self._given("backward", gradients)
+            passed, slopes, direct = self._given("backward", gradients)
             # Freed by the backward: a graph holds everything that the model computed.
-            self._packed = {}
-        return self._backward(*given).then(lambda _: self.output)
+            self._pass = None
+        return self._backward(passed, slopes, direct).then(lambda _: self.output)
 
     def pulled(self, gradients: Mapping[str, Any]) -> "dict[str, Tensor | None]":
         """The parameter gradients that `backward` would add, by name, without adding them; the graph is kept.
 
         It is a backward pass of its own, in the caller's thread, to measure a part of the loss before `backward`.
         """
-        tensors, slopes, direct = self._given("pulled", gradients)
-        found = parameter_gradients(self._parameters, tensors, slopes, keep=True)
+        passed, slopes, direct = self._given("pulled", gradients)
+        self._check()
+        found = passed.pull(slopes, keep=True)
         return dict(zip(self._parameters, added(found, [direct.get(name) for name in self._parameters]), strict=True))
 
-    def _given(
-        self, method: str, gradients: Mapping[str, Any]
-    ) -> "tuple[list[Tensor], list[Tensor], dict[str, Tensor]]":
-        """Gradients, checked: tensors at which a backward starts, the gradients there, and those at parameters."""
-        packed = self._packed
-        if not packed:
+    def _given(self, method: str, gradients: Mapping[str, Any]) -> "tuple[Pass, dict[str, Tensor], dict[str, Tensor]]":
+        """The pass, the gradients at its tensors, and those at parameters, checked."""
+        passed = self._pass
+        if passed is None:
             raise GradientError(f"Graph.{method}: an earlier backward freed the graph; run forward_with_graph again")
         own = dict(gradients)
         direct = self._of_parameters(own.pop("params", None))
         slopes = {name: self._of_data(name, given) for name, given in own.items()}
-        live = [name for name, slope in slopes.items() if slope is not None and packed[name].requires_grad]
-        return [packed[name] for name in live], [slopes[name].reshape(packed[name].shape) for name in live], direct
+        shapes = {name: leaf_of(tensor).shape for name, tensor in passed.packed.items()}
+        return (
+            passed,
+            {name: slope.reshape(shapes[name]) for name, slope in slopes.items() if slope is not None},
+            direct,
+        )
 
     def _of_data(self, name: str, given: Any) -> Any:
         """The gradient at a packed tensor; None if it is zero."""
@@ -129,13 +134,15 @@ class Graph:
         if name not in lists:
             there = ", ".join(f'"{known}"' for known in lists)
             raise InputError(f'Graph.backward: got a gradient of "{name}"; this graph has {there}')
-        parts = lists[name]
+        parts = [leaf_of(part) for part in lists[name]]
+        if isinstance(given, Logits):
+            given = given.hidden
         if isinstance(given, torch.Tensor):
             if name not in self.packed:
                 raise ShapeError(
                     "Graph.backward: the data differ in targets per position; expected a list, one per datum"
                 )
-            return _like(f"Graph.backward: the gradient of {name}", given, self.packed[name])
+            return _like(f"Graph.backward: the gradient of {name}", given, leaf_of(self.packed[name]))
         if given is not None and not hasattr(given, "__len__"):
             kind = type(given).__name__
             raise InputError(f"Graph.backward: got {kind} as the gradient of {name}; expected a list, one per datum")
@@ -160,27 +167,6 @@ class Graph:
                 # A copy: it becomes the parameter's gradient.
                 made[name] = _like(f"Graph.backward: the gradient of {name}", slope, self._parameters[name]).clone()
         return made
-
-
-def parameter_gradients(
-    parameters: "Mapping[str, Tensor]",
-    tensors: "Sequence[Tensor]",
-    slopes: "Sequence[Tensor]",
-    *,
-    keep: bool = False,
-) -> "list[Tensor | None]":
-    """The gradient at each parameter, from those at some tensors; with `keep` the graph is not freed."""
-    import torch
-
-    if not tensors:
-        return [None] * len(parameters)
-    found = torch.autograd.grad(tensors, list(parameters.values()), slopes, retain_graph=keep, allow_unused=True)
-    return list(found)
-
-
-def added(some: "Sequence[Tensor | None]", more: "Sequence[Tensor | None]") -> "list[Tensor | None]":
-    """The sums of gradients, where None is zero."""
-    return [b if a is None else a if b is None else a + b for a, b in zip(some, more, strict=True)]
 
 
 def _like(what: str, slope: Any, tensor: "Tensor") -> "Tensor":

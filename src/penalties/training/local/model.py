@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from ...arrays import Logits
 from ...errors import OptionError
 from ..libraries import library
 from .tiny import ByteTokenizer, tiny_model
 
-__all__ = ["TINY", "LocalModel", "load"]
+__all__ = ["TINY", "LocalModel", "end_tokens", "load"]
 
 TINY: Final = "tiny"
 
@@ -42,6 +43,40 @@ class LocalModel:
     def head(self) -> Any:
         """The output layer, from hidden states to logits."""
         return self.base.get_output_embeddings()
+
+    def logits(self, hidden: Any) -> Logits:
+        """What the output layer makes of hidden states, where `lazy` says that it can be computed later."""
+        cap = getattr(self.base.config.get_text_config(), "final_logit_softcapping", None)
+        return Logits(hidden, self.head.weight, self.head.bias, cap)
+
+    @cached_property
+    def lazy(self) -> bool:
+        """Whether the output layer is linear and frozen, and the model only caps its logits; found by trying it."""
+        import torch
+
+        if type(self.head) is not torch.nn.Linear or any(one.requires_grad for one in self.head.parameters()):
+            return False
+        here, read = threading.get_ident(), list[Any]()
+
+        def replace(module: Any, args: tuple[Any, ...]) -> Any:
+            if threading.get_ident() != here:
+                return None
+            # The states of a padding token may be 0, and small logits hide a cap: large ones show all that is done.
+            draws = torch.randn(args[0].shape, generator=torch.Generator().manual_seed(0)).to(args[0])
+            read.append(draws * (100 / Logits(draws, self.head.weight).materialize().abs().max()))
+            return (read[-1], *args[1:])
+
+        handle = self.head.register_forward_pre_hook(replace)
+        try:
+            with torch.no_grad():
+                tokens = torch.zeros((1, 2), dtype=torch.long, device=self.device)
+                found = self.base(input_ids=tokens, use_cache=False).logits.float()
+                mine = self.logits(read[-1]).materialize().float()
+        finally:
+            handle.remove()
+        # Half precision rounds a factor that is applied to the logits afterwards.
+        tolerance = 1e-4 if read[-1].element_size() >= 4 else 1e-2
+        return bool((found - mine).abs().max() <= tolerance * found.abs().max())
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -83,7 +118,7 @@ class LocalModel:
         """The tokens that end a text."""
         given = getattr(self.base.generation_config, "eos_token_id", None)
         given = self.base.config.get_text_config().eos_token_id if given is None else given
-        return frozenset(() if given is None else [given] if isinstance(given, int) else given)
+        return frozenset(end_tokens(given))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -97,6 +132,11 @@ class LocalModel:
                 # Without what the adapter inserts into the names of its layers.
                 digest.update(f"{name.replace('.base_layer', '')} {tuple(one.shape)} {some.tolist()}\n".encode())
         return digest.hexdigest()
+
+
+def end_tokens(given: int | Sequence[int] | None) -> list[int]:
+    """An `eos_token_id` of transformers as a list."""
+    return [] if given is None else [given] if isinstance(given, int) else list(given)
 
 
 def load(

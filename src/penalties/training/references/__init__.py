@@ -5,6 +5,17 @@ while the forward of the step is running: `initial()`, `client(teacher)`, `pertu
 """
 
 from .checking import checked
+from .logits import check_vocabulary
 from .providers import Initial, Perturbed, Provider, Teacher, client, initial, perturbed
 
-__all__ = ["Initial", "Perturbed", "Provider", "Teacher", "checked", "client", "initial", "perturbed"]
+__all__ = [
+    "Initial",
+    "Perturbed",
+    "Provider",
+    "Teacher",
+    "check_vocabulary",
+    "checked",
+    "client",
+    "initial",
+    "perturbed",
+]

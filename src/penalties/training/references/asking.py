@@ -8,6 +8,7 @@ import numpy as np
 from ...errors import InputError, said
 from ..futures import result_of
 from ..reading import logprobs_of, targets_of
+from ..sdk import data_for
 from ..surrogates import FORWARD, forward_data
 
 __all__ = ["Arrays", "requested"]
@@ -29,7 +30,8 @@ def requested(
     if not callable(forward):
         raise InputError(f"{provider}: the client, {type(client).__name__}, has no method {method}")
     try:
-        sent = forward(forward_data([data[index] for index in indices]), *(() if first else (FORWARD,)))
+        asked = data_for(client, forward_data([data[index] for index in indices]))
+        sent = forward(asked, *(() if first else (FORWARD,)))
     except Exception as error:
         raise InputError(f"{provider}: its {method} raised {said(error)}") from error
 

@@ -100,6 +100,16 @@ class Memory:
             # Copies: the caller may write to them.
             return [self._kept[key].copy() for key in keys]
 
+    def checksum(self, count: int) -> str:
+        """A digest of the first so many data of the cache, which stay the first ones as it grows."""
+        digest = hashlib.blake2b(digest_size=16)
+        with self._lock:
+            kept = list(self._kept.items())[:count]
+        for key, array in kept:
+            digest.update(key + np.asarray((len(kept), *array.shape), np.int64).tobytes())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache to a file, atomically."""
         with self._lock:

@@ -1,5 +1,6 @@
 """Providers: objects that make a reference for the data of a step."""
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -15,6 +16,7 @@ from ...functional.options import check_count, check_flag, check_number
 from ..futures import failed, in_thread, resolved
 from ..reading import replaced, tokens_of
 from .asking import Arrays, requested
+from .logits import check_vocabulary, logits_of
 from .memory import Memory, key_of
 
 __all__ = ["Initial", "Perturbed", "Provider", "Teacher", "client", "initial", "perturbed"]
@@ -96,6 +98,10 @@ class Initial:
         except Exception as error:
             return failed(error)
 
+    def logits(self, client: Any, data: Sequence[Any], *, lazy: bool = False) -> "Future[Any]":
+        """Request the logits of the model before training, for a term that reads `<reference>.logits`."""
+        return logits_of("initial", client, data, lazy=lazy, initial=True)
+
     def undo(self, started: "Future[Arrays]") -> None:
         """Forget a step that failed before it trained anything."""
         with self._lock:
@@ -106,6 +112,10 @@ class Initial:
     def prepare(self, client: Any, data: Sequence[Any], timeout: float | None = None) -> None:
         """Request the log-probabilities of data before the first step, and wait for them."""
         self._asked(client, list(data), begins=False).result(timeout)
+
+    def checksum(self, count: int) -> str:
+        """A digest of the first so many data of the cache, to tell whether a file that was saved has changed."""
+        return self._memory.checksum(count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache to a file (.npz), atomically."""
@@ -172,6 +182,7 @@ class Teacher:
         self.cache: bool = bool(cache)
         """Whether answers are cached."""
         self._memory = Memory()
+        self._checked: Any = None
 
     def __len__(self) -> int:
         """The number of data in the cache."""
@@ -185,6 +196,10 @@ class Teacher:
     def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
         """Request the log-probabilities from the teacher."""
         listed = list(data)
+        try:
+            self._check(client)
+        except InputError as error:
+            return failed(error)
 
         def send(indices: Sequence[int]) -> Callable[[], Arrays]:
             # Sent by the waiting thread: a teacher may block already while it accepts the data.
@@ -196,6 +211,25 @@ class Teacher:
             return self._memory.ask([key_of(index, datum) for index, datum in enumerate(listed)], send)
         except Exception as error:
             return failed(error)
+
+    def logits(self, client: Any, data: Sequence[Any], *, lazy: bool = False) -> "Future[Any]":
+        """Request the logits of the teacher, for a term that reads `<reference>.logits`."""
+        self._check(client)
+        return logits_of("client", self.teacher, data, lazy=lazy)
+
+    def _check(self, client: Any) -> None:
+        """Check once that both have the same tokens, where both are in this process and have a tokenizer."""
+        both = (client, self.teacher)
+        if self._checked is client or not all(hasattr(one, "forward_with_graph") for one in both):
+            return
+        # A model in a folder may have none.
+        with contextlib.suppress(OSError, ValueError):
+            check_vocabulary(*(one.tokenizer for one in both), name=str(self.teacher.model_id))
+        self._checked = client
+
+    def checksum(self, count: int) -> str:
+        """A digest of the first so many data of the cache, to tell whether a file that was saved has changed."""
+        return self._memory.checksum(count)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache to a file (.npz), atomically; it is empty without `cache=True`."""

@@ -1,19 +1,16 @@
-"""Surrogates: requests to a server that make the gradient of its own loss equal to the gradient of ours.
+"""The requests that carry a gradient to a server, one kind for each way in which servers reduce."""
 
-A server computes a loss L of the log-probabilities with weights that the client chooses. If ∂L/∂logprob equals
-∂C/∂logprob of the client's loss C, the chain rule does the rest: the model gets the gradient of C.
-"""
-
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from ..errors import NonFiniteError, OptionError
-from .reading import inputs_of, like, targets_of, with_inputs
+from ...errors import NonFiniteError, OptionError
+from ..reading import inputs_of, like, targets_of, with_inputs
 
-__all__ = ["FORWARD", "SERVERS", "Surrogate", "forward_data", "surrogate_of"]
+__all__ = ["FORWARD", "REDUCTIONS", "Surrogate", "forward_data", "surrogate_of"]
 
 FORWARD: Final = "cross_entropy"
 """The loss of a forward request: every server has it, and returns the log-probabilities with it."""
@@ -24,7 +21,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Surrogate:
-    """How a gradient is sent to one kind of server."""
+    """How a gradient is sent to servers that reduce in one way."""
 
     loss_fn: str
     """The server's loss that is used."""
@@ -65,7 +62,7 @@ def _summed(before: Array, gradient: Array, count: int) -> Mapping[str, Array]:
 
 
 def _averaged(before: Array, gradient: Array, count: int) -> Mapping[str, Array]:
-    """Servers that average over the tokens of a sequence, and over the sequences of a step, as SkyRL does.
+    """Servers that average over the tokens of a sequence, and over the sequences of a step.
 
     With cross_entropy the weights cancel out on such a server. Importance sampling has the gradient −advantage if the
     old log-probabilities are the current ones, and is divided by numbers that are known here: the length of each
@@ -76,15 +73,32 @@ def _averaged(before: Array, gradient: Array, count: int) -> Mapping[str, Array]
     return {"logprobs": before, "advantages": advantages}
 
 
-SERVERS: Final[Mapping[str, Surrogate]] = {
-    "tinker": Surrogate("cross_entropy", rows=True, inputs=_summed),
-    "skyrl": Surrogate("importance_sampling", rows=False, inputs=_averaged),
+REDUCTIONS: Final[Mapping[str, Surrogate]] = {
+    "sums": Surrogate("cross_entropy", rows=True, inputs=_summed),
+    "averages": Surrogate("importance_sampling", rows=False, inputs=_averaged),
 }
-"""The kinds of servers, by name."""
+"""The ways in which servers reduce, by name."""
+
+_SERVICE: Final = "tinker"
+"""The service itself, which sums."""
+
+_SKYRL: Final = "skyrl"
+"""A server whose backends differ: its name does not say how it reduces."""
 
 
 def surrogate_of(server: str) -> Surrogate:
-    """The exact surrogate for this kind of server."""
-    if not isinstance(cast("object", server), str) or server not in SERVERS:
-        raise OptionError("forward_backward_custom", "server", server, " or ".join(f'"{name}"' for name in SERVERS))
-    return SERVERS[server]
+    """The exact surrogate for a server that reduces in this way."""
+    if server == _SKYRL:
+        warnings.warn(
+            'server="skyrl" stands for "averages", which only SkyRL\'s JAX backend does; its torch backends, fsdp and '
+            'megatron, sum: pass server="averages" or server="sums", or what surrogates.probe(client) returns',
+            FutureWarning,
+            stacklevel=4,  # whoever called forward_backward_custom
+        )
+        server = "averages"
+    elif server == _SERVICE:
+        server = "sums"
+    if not isinstance(cast("object", server), str) or server not in REDUCTIONS:
+        known = ", ".join(f'"{name}"' for name in REDUCTIONS)
+        raise OptionError("forward_backward_custom", "server", server, f'{known} or "{_SERVICE}", which sums')
+    return REDUCTIONS[server]
