@@ -26,6 +26,7 @@ from .train.progress import Progress, short
 
 if TYPE_CHECKING:
     from .config import Config
+    from .config.tables import TermTable
 
 __all__ = ["ALL", "Comparison", "Outcome", "Variant", "ablate", "compared", "holds_ablation", "shown", "variants"]
 
@@ -58,7 +59,7 @@ class Outcome(NamedTuple):
     seed: int
     folder: Path
     base_loss: float | None
-    """On held-out data at the end, or else the mean of the last tenth of the steps; None if the run failed."""
+    """On held-out data at the end, or else the mean of the last tenth of the steps; None if it failed or has none."""
     terms: dict[str, float]
     """The value of each term, in the same way."""
     error: str | None = None
@@ -82,6 +83,8 @@ def variants(
             made += [Variant(one, seed, load([seeded, one])) for one in swept]
         else:
             made += [Variant(name, seed, config) for name, config in _without(first, keep)]
+    for variant in made:
+        _check(variant, whole)
     # A sweep often includes the config's own value, or one value in two spellings.
     return [
         variant
@@ -91,7 +94,7 @@ def variants(
 
 
 def _without(config: "Config", keep: bool) -> "list[tuple[str, Config]]":
-    tables = {name: table for name, table in zip(config.pipeline().names, config.term, strict=True) if table.enabled}
+    tables = _enabled(config)
     if not tables:
         raise RunError("the config has no enabled [[term]], so there is nothing to remove; add one, or use --sweep", 2)
     made: list[tuple[str, Config]] = []
@@ -99,6 +102,26 @@ def _without(config: "Config", keep: bool) -> "list[tuple[str, Config]]":
         terms = [table for other, table in tables.items() if (other == name) is keep]
         made.append((f"{'only' if keep else 'without'} {name}", config.model_copy(update={"term": terms})))
     return made
+
+
+def _enabled(config: "Config") -> "dict[str, TermTable]":
+    return {name: table for name, table in zip(config.pipeline().names, config.term, strict=True) if table.enabled}
+
+
+def _check(variant: Variant, whole: "Config") -> None:
+    """Raise if a variant lacks what it is trained on, or a term by which the best checkpoint is picked."""
+    from .config.objective import NONE
+
+    config, terms = variant.config, _enabled(variant.config)
+    if config.train.loss == NONE and not terms:
+        raise RunError(f'the variant "{variant.name}" has neither a loss nor a term; set train.loss, or use --sweep', 2)
+    by = config.train.best_by or ""
+    for name in _enabled(whole):
+        if name not in terms and (by in (name, f"{name}_weighted") or by.startswith(f"{name}/")):
+            lacks = (
+                f'the variant "{variant.name}" does not have "{by}", by which train.best_by picks the best checkpoint'
+            )
+            raise RunError(f"{lacks}; choose a metric that all variants have, such as base_loss", 2)
 
 
 def _sweep(text: str) -> tuple[str, list[str]]:
@@ -197,9 +220,9 @@ def _outcome(variant: Variant, run: Run) -> Outcome:
     last: list[dict[str, Any]] = []
     keep = max(1, round(_LAST * variant.config.train.steps))
     for record in run.records():
-        if record["kind"] == "eval":
+        if record.get("kind") == "eval":
             evaluated = record
-        elif record["kind"] == "step":
+        elif record.get("kind") == "step":
             last = [*last, record][-keep:]
     losses = [record["loss"] for record in ([evaluated] if evaluated is not None else last)]
     values: dict[str, list[float]] = {}
@@ -208,9 +231,8 @@ def _outcome(variant: Variant, run: Run) -> Outcome:
             if part["value"] is not None:
                 values.setdefault(name, []).append(part["value"])
     terms = {name: _mean(found) for name, found in values.items()}
-    return Outcome(
-        variant.name, variant.seed, run.folder, _mean([loss["base_loss"]["value"] for loss in losses]), terms
-    )
+    base = [loss["base_loss"]["value"] for loss in losses if "base_loss" in loss]
+    return Outcome(variant.name, variant.seed, run.folder, _mean(base) if base else None, terms)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -229,7 +251,7 @@ class Comparison(NamedTuple):
 
     variant: str
     base_loss: tuple[float, float] | None
-    """Mean and standard deviation; None if every run failed."""
+    """Mean and standard deviation; None if every run failed, or has no base loss."""
     difference: tuple[float, float] | None
     """From "all", seed by seed."""
     terms: dict[str, float]
@@ -262,22 +284,20 @@ def _spread(values: Sequence[float]) -> tuple[float, float] | None:
     return _mean(values), statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
-def shown(comparisons: Sequence[Comparison]) -> str:
-    """The comparison as a table."""
+def shown(comparisons: Sequence[Comparison]) -> list[str]:
+    """The comparison as the lines of a table."""
     terms = list(dict.fromkeys(term for one in comparisons for term in one.terms))
     header = ["variant", "base loss", "difference", *terms]
     lines = [
         [
             one.variant,
-            _shown(one.base_loss, "failed"),
+            _shown(one.base_loss, "failed" if one.errors else "-"),
             "" if one.variant == ALL else _shown(one.difference, ""),
             *[short(one.terms.get(term)) for term in terms],
         ]
         for one in comparisons
     ]
-    return "\n".join(
-        [*table(header, lines), *[f"{one.variant}: {error}" for one in comparisons for error in one.errors]]
-    )
+    return [*table(header, lines), *(f"{one.variant}: {error}" for one in comparisons for error in one.errors)]
 
 
 def _shown(spread: tuple[float, float] | None, otherwise: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import MissingLibraryError, PenaltiesError, said
+from .console import filtered, say
 
 if TYPE_CHECKING:
     import click
@@ -14,8 +15,11 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = {
     "train": "Train the run that CONFIG, a TOML file, describes; without one, train the demo.",
+    "init": "Write a config with comments for a recipe (sft, dpo or distill) that runs as it is.",
     "report": "Write a report of one run, or compare several.",
     "ablate": "Train CONFIG, and again without each of its terms; compare them in a table and one report.",
+    "sample": "Let the model of RUN continue each PROMPT.",
+    "export": "Write the model of RUN to a folder that transformers, peft and vLLM load.",
     "check": "List every problem of a config.",
     "list": "List penalties, losses, schedules and everything else that a config may name.",
     "describe": "Describe anything that a config may name, and each of its tables.",
@@ -34,12 +38,13 @@ WRONG: Final = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 1 the run failed, 2 the command or config was wrong."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        result = _group().main(given, prog_name="penalties", standalone_mode=False)
-    except Exception as error:
-        # Looked up here, since parsing may have failed.
-        return _told(error, debug="--debug" in given)
-    return result if isinstance(result, int) else 0
+    with filtered():
+        try:
+            result = _group().main(given, prog_name="penalties", standalone_mode=False)
+        except Exception as error:
+            # Looked up here, since parsing may have failed.
+            return _told(error, debug="--debug" in given)
+        return result if isinstance(result, int) else 0
 
 
 def _group() -> "click.Group":
@@ -81,9 +86,9 @@ def _group() -> "click.Group":
         if version:
             from .. import __version__
 
-            click.echo(__version__)
+            say(__version__)
         elif ctx.invoked_subcommand is None:
-            click.echo(ctx.get_help())
+            say(*ctx.get_help().splitlines())
 
     return penalties
 
@@ -92,15 +97,12 @@ def _told(error: Exception, *, debug: bool) -> int:
     """Print in a line or two what went wrong, after the traceback if it is requested; returns the status."""
     import traceback
 
-    from .privacy import hide
-
     lines, status = _lines(error)
     if debug:
-        print(hide("".join(traceback.format_exception(error))), file=sys.stderr)
-    label = "error:"
-    if sys.stderr.isatty():
-        label = f"\x1b[1;31m{label}\x1b[0m"
-    print(f"{label} {hide(lines[0])}", *map(hide, lines[1:]), sep="\n", file=sys.stderr)
+        say(*"".join(traceback.format_exception(error)).splitlines(), "", err=True)
+    # Without rich, which may be what is missing.
+    print("\x1b[1;31merror:\x1b[0m" if sys.stderr.isatty() else "error:", end=" ", file=sys.stderr)
+    say(*lines, err=True)
     return status
 
 
@@ -112,7 +114,9 @@ def _lines(error: Exception) -> tuple[list[str], int]:
         lines = str(error).splitlines()
         notes: list[str] = getattr(error, "__notes__", [])
         how = f"`{notes[0]}` lists" if notes else "--debug shows"
-        return [lines[0], f"and {len(problems) - 1} more: {how} all of them"], WRONG
+        more: int = getattr(error, "more", 0)
+        which = "the first of them" if more else "all of them"
+        return [lines[0], f"and {len(problems) - 1 + more} more: {how} {which}"], WRONG
     if isinstance(error, PenaltiesError):
         status = WRONG if isinstance(error, MissingLibraryError) else FAILED
         return _short(str(error)), getattr(error, "status", status)

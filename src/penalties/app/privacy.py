@@ -4,8 +4,9 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
 __all__ = ["API_KEY", "hide", "secret_in"]
 
@@ -19,6 +20,10 @@ _SECRET: Final = (
     "HF_TOKEN",
     "OTEL_EXPORTER_OTLP_HEADERS",
 )
+_LIKELY: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD")
+"""How the names of other variables with secrets end: those of services that terms call."""
+_HARMLESS: Final = re.compile(r"[A-Za-z]+|\d+|[./~].*/.*")
+"""What such a variable may have instead: a word, a number, or the path of a file."""
 _ADDRESSES: Final = ("MLFLOW_TRACKING_URI", "TINKER_BASE_URL")
 """Addresses, which may contain a user and a password."""
 _USER: Final = re.compile(r"(?<=://)[^/?#:]*:(?P<password>[^/?#]*)(?=@)")
@@ -29,7 +34,8 @@ _SHORTEST: Final = 6
 def hide(text: str) -> str:
     """A text with every secret of the environment replaced by the name of its variable.
 
-    Spaces around a secret are ignored, its JSON form is found too, and so is the password in an address.
+    Spaces around a secret are ignored. It is found as JSON, Python and addresses write it too, and so is the password
+    in an address.
 
     >>> os.environ["TINKER_API_KEY"] = "tml-0123456789"
     >>> hide("401: the key tml-0123456789 is unknown")
@@ -49,7 +55,9 @@ def secret_in(text: str) -> str | None:
 
 def _secrets() -> Iterator[tuple[str, str]]:
     """Every secret, in each form that it may have, and its variable."""
-    found = [(os.environ[name], name) for name in _SECRET if name in os.environ]
+    named = [name for name in list(os.environ) if name in _SECRET or name.upper().endswith(_LIKELY)]
+    found = [(os.environ.get(name, ""), name) for name in named]
+    found = [(value, name) for value, name in found if name in _SECRET or not _HARMLESS.fullmatch(value)]
     for name in _ADDRESSES:
         there = _USER.search(os.environ.get(name, ""))
         if there is not None:
@@ -59,6 +67,10 @@ def _secrets() -> Iterator[tuple[str, str]]:
             found += [(one, name) for one in (there[0], *plain)]
     for given, name in found:
         secret = given.strip()
-        for form in {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}:
+        written = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
+        # In an address, of which every library leaves other characters as they are.
+        quoted = [partial(way, secret, errors="surrogateescape") for way in (quote, quote_plus)]
+        in_addresses = [way(safe=safe) for way in quoted for safe in ("", "/", "/:@!$&'()*+,;=")]
+        for form in {secret, *written, *in_addresses}:
             if len(form) >= _SHORTEST:
                 yield form, name

@@ -2,12 +2,12 @@
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from ..errors import PenaltiesError
 
-__all__ = ["ConfigError", "DataError", "Problem", "joined", "nearest", "shown", "toml_key", "toml_value"]
+__all__ = ["ConfigError", "DataError", "Problem", "counted", "joined", "nearest", "shown", "toml_key", "toml_value"]
 
 _LONGEST: Final = 60
 """Characters of a value that a message shows."""
@@ -36,15 +36,17 @@ class _Problems(PenaltiesError, ValueError):
     status = 2
     """The exit status of the program."""
 
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        """Keep all of them; the message has one per line."""
+    def __init__(self, source: str, problems: Sequence[Problem], more: int = 0) -> None:
+        """Keep all of them, and how many `more` there are; the message has one per line."""
         self.source: str = source
         self.problems: list[Problem] = list(problems)
-        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+        self.more: int = more
+        lines = [f"{source}: {problem}" for problem in self.problems]
+        super().__init__("\n".join([*lines, *([f"{source}: and {more} more"] if more else [])]))
 
     def __reduce__(self) -> Any:
         """Pickle by the parts."""
-        return type(self), (self.source, self.problems)
+        return type(self), (self.source, self.problems, self.more)
 
 
 class ConfigError(_Problems):
@@ -58,7 +60,7 @@ class ConfigError(_Problems):
 
 
 class DataError(_Problems):
-    """Data that cannot be used; `problems` has every bad line.
+    """Data that cannot be used; `problems` has the first bad lines of each file, and `more` is how many others are bad.
 
     >>> print(DataError("pairs.jsonl", [Problem("line 3", "completion is empty; expected some text")]))
     pairs.jsonl: line 3: completion is empty; expected some text
@@ -105,6 +107,15 @@ def joined(names: Iterable[str], last: str = "or") -> str:
     """
     *others, final = names
     return f"{', '.join(others)} {last} {final}" if others else final
+
+
+def counted(count: int, noun: str, written: Callable[[int], str] = str) -> str:
+    """A number of things, in words.
+
+    >>> counted(1, "step"), counted(20, "step")
+    ('1 step', '20 steps')
+    """
+    return f"{written(count)} {noun}" if count == 1 else f"{written(count)} {noun}s"
 
 
 def nearest(name: Any, names: Iterable[str], *, quoted: bool = False) -> str:

@@ -9,7 +9,7 @@ from ...pipeline.catalogue import BUILT_IN, find
 from ...training.losses import BY_NAME
 from ..config import Config
 from ..config.messages import Schema, allowed, child_of, resolved, schema_of
-from ..config.objective import INPUTS, LOCAL_INPUTS, LOSSES
+from ..config.objective import BY_RULE, INPUTS, LOCAL_BY_RULE, LOCAL_INPUTS, NONE
 from ..config.options import ADAPTERS, inputs_of, options_of
 from ..config.schedules import ScheduleTable
 from ..config.table import Table
@@ -65,15 +65,16 @@ def entries() -> Iterator[Entry]:
         yield _function("penalty", name, function)
     for name, function in ADAPTERS.items():
         yield _function("batch", name, function)
-    for name in LOSSES:
-        yield _function("loss", name, BY_NAME[name])
+    for name, function in BY_NAME.items():
+        yield _function("loss", name, function)
+    yield Entry("loss", NONE, "No base loss: the terms alone.", example=EXAMPLES["loss", NONE])
     for kind, union in (("reference", ReferenceTable), ("schedule", ScheduleTable), ("wrap", WrapTable)):
         for table in get_args(get_args(union)[0]):
             yield _kind(kind, table)
     yield from _tables("sink", SinksTable)
-    for name, summary in INPUTS.items():
+    for name, summary in {**INPUTS, **BY_RULE}.items():
         yield Entry("input", name, _sentence(summary))
-    for name, summary in LOCAL_INPUTS.items():
+    for name, summary in {**LOCAL_INPUTS, **LOCAL_BY_RULE}.items():
         yield Entry("input", name, f"{_sentence(summary)} Local backend.")
     yield from _tables("table", Config)
 

@@ -16,6 +16,17 @@ _TERMS: Final[dict[str, tuple[str, ...]]] = {
         'inputs = { p = "logits", mask = "mask" }',
         'options = { mode = "bonus", logits = true }',
     ),
+    "kl_divergence": (
+        "weight = 0.05",
+        'inputs = { p = "logits", q = "initial.logits", mask = "mask" }',
+        "options = { logits = true }",
+        'schedule = { kind = "warmup", steps = 20 }',
+    ),
+    "js_divergence": (
+        "weight = 0.05",
+        'inputs = { p = "logits", q = "initial.logits", mask = "mask" }',
+        "options = { logits = true }",
+    ),
     "consistency": ("weight = 0.1", 'inputs = ["logprobs", "perturbed"]'),
     "orthogonality": ("weight = 1e-3", 'inputs = "flat_hidden.1"', "options = { sample_size = 64 }"),
     "output_magnitude": ("weight = 1e-2", 'inputs = "flat_logits"', "options = { target = 1.0 }"),
@@ -40,10 +51,13 @@ _TERMS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Terms, without their first lines."""
 
+_SAMPLED: Final = ("kl_estimate", "entropy_estimate", f"{_BATCH}kl", f"{_BATCH}entropy")
+_FOR_SAMPLED: Final = "# For tokens that the model itself sampled: data.sampled = true."
+
 _INSTEAD: Final = {
-    "kl_divergence": "# For distributions; lines of text have one token per position: see kl_estimate.",
-    "js_divergence": "# For distributions; lines of text have one token per position: see kl_estimate.",
+    "cross_entropy": "# For logits and targets in your own loop; in a config it is a loss: see the one of this name.",
     "gradient_penalty": f"# For your own functions; for log-probabilities, see {_BATCH}gradient_penalty.",
+    "precomputed": "# For losses that a model of yours computes: see pn.collect.",
     "interpolated_gradient_penalty": f"# For your own functions: see {_BATCH}gradient_penalty.",
 }
 """Penalties that a config has no inputs for."""
@@ -68,7 +82,9 @@ _SCHEDULES: Final = {
 
 EXAMPLES: Final[dict[tuple[str, str], str]] = {
     **{
-        ("batch" if ":" in name else "penalty", name): "\n".join(["[[term]]", f'fn = "{name}"', *lines])
+        ("batch" if ":" in name else "penalty", name): "\n".join(
+            [*([_FOR_SAMPLED] if name in _SAMPLED else []), "[[term]]", f'fn = "{name}"', *lines]
+        )
         for name, lines in _TERMS.items()
     },
     **{("penalty", name): text for name, text in _INSTEAD.items()},
@@ -76,6 +92,11 @@ EXAMPLES: Final[dict[tuple[str, str], str]] = {
     ("loss", "dpo"): (
         '[train]\nloss = "dpo"\nloss_options = { beta = 0.1 }\n\n[references]\ninitial = { kind = "initial" }'
     ),
+    ("loss", "importance_sampling"): '[train]\nloss = "importance_sampling"\nreduction = "mean"',
+    ("loss", "reverse_kl"): (
+        '[train]\nloss = "reverse_kl"\n\n[references]\nteacher = { kind = "client", model = "tiny", seed = 1 }'
+    ),
+    ("loss", "none"): f'[train]\nloss = "none"\n\n{_TERM}',
     ("reference", "initial"): '[references]\ninitial = { kind = "initial" }',
     ("reference", "client"): '[references]\nteacher = { kind = "client", model = "tiny", seed = 1 }',
     ("reference", "perturbed"): '[references]\nperturbed = { kind = "perturbed", token_dropout = 0.1 }',
@@ -86,6 +107,8 @@ EXAMPLES: Final[dict[tuple[str, str], str]] = {
         '[references]\ninitial = { kind = "initial" }\nperturbed = { kind = "perturbed", token_dropout = 0.2 }'
     ),
     ("table", "term"): f'{_TERM}schedule = {{ kind = "warmup", steps = 20 }}',
+    ("table", "executor"): "[executor]\nworkers = 4\ntimeout = 60.0",
+    ("table", "samples"): '[samples]\nprompts = ["say one:"]\nmax_tokens = 8',
     ("table", "sinks"): "[sinks]\ntensorboard = true",
     ("sink", "tensorboard"): "[sinks]\ntensorboard = true",
     ("sink", "mlflow"): '[sinks]\nmlflow = { experiment = "penalties" }',

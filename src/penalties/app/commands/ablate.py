@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...encoding import dumps
+from ..console import say
 from .options import as_json, command_line, debug, folder_of, quiet, telling_what_checks, values
 from .train import folder_for, nothing_in
 
@@ -74,7 +75,7 @@ def command(
 
     def progress(variant: Variant, number: int) -> Progress:
         if not (quiet or as_json):
-            click.echo(f"\n{number + 1} of {len(trials)}: {variant.name}, seed {variant.seed}")
+            say("", f"{number + 1} of {len(trials)}: {variant.name}, seed {variant.seed}")
         return chosen(quiet=quiet or as_json, lines=_LINES)
 
     try:
@@ -91,10 +92,9 @@ def command(
     comparisons = compared(outcomes)
     if as_json:
         entries: list[dict[str, Any]] = [comparison._asdict() for comparison in comparisons]
-        click.echo(dumps({"kind": "ablation", "folder": str(folder), "report": str(report), "variants": entries}))
+        say(dumps({"kind": "ablation", "folder": str(folder), "report": str(report), "variants": entries}))
     elif not quiet:
-        click.echo(f"\n{shown(comparisons)}")
-        click.echo(f"report: {report}")
+        say("", *shown(comparisons), f"report: {report}")
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
         raise RunError(f"{len(failed)} of {len(outcomes)} runs failed")

@@ -1,18 +1,22 @@
 """`penalties check`."""
 
-import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ...encoding import dumps
 from ...pipeline import Term
-from ..console import styled
-from ..problems import ConfigError, DataError, Problem
+from ...training.packing import LOGITS
+from ..console import say, styled
+from ..problems import ConfigError, DataError, Problem, counted, joined, shown
+from ..train.progress import terms_shown
 from .options import as_json, debug, quiet, values
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..data import Lengths
 
 __all__ = ["command"]
 
@@ -22,96 +26,207 @@ __all__ = ["command"]
 @values
 @as_json
 @quiet
+@click.option("--code/--no-code", "code", default=True, help="Import the modules that it names (default), or do not.")
+@click.option(
+    "--model/--no-model", "model", default=True, help="Run each term on one batch of the model (default), or do not."
+)
 @debug
-def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet: bool) -> int:
+def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet: bool, code: bool, model: bool) -> int:
     """List every problem of a config.
 
     CONFIG is a TOML file; without it, or with `demo`, the built-in config is checked. Files, functions, options and
-    every line of the data are checked; nothing is trained.
+    every line of the data are checked; nothing is trained. The modules of your own functions are imported, which runs
+    them, if nothing else is wrong; --no-code leaves them alone. Then the base loss and each term run once, on the first
+    batch, if the model is here: nothing is downloaded. --no-model leaves that out.
     """
+    from ..config import examine
+
     source = config or "demo"
     loaded: Config | None = None
     notes: list[Problem] = []
-    lines = 0
+    data = _Data(0)
+    loss: dict[str, Any] | None = None
     try:
-        from ..config import examine
-
-        loaded, problems = examine(config, overrides)
+        loaded, problems = examine(config, overrides, code=False)
     except ConfigError as error:
         problems, source = error.problems, error.source
+    except DataError as error:
+        # Epochs count the lines of the data.
+        data = _bad(error)
+        problems = list(data.problems)
     if loaded is not None and not any(one.where.startswith(("data", "train.loss")) for one in problems):
-        lines, bad, skipped = _data(loaded)
-        problems += bad
-        notes += skipped
-    if loaded is not None and not problems:
-        notes += _notes(loaded)
+        data = _data(loaded)
+        problems += data.problems
+        notes += data.notes
+    if loaded is not None and not problems and code:
+        # Modules are imported last.
+        loaded, problems = examine(config, overrides)
+        notes += [] if problems else _notes(loaded)
+        if not problems and model:
+            loss, problems, more = _tried(loaded)
+            notes += more
+    elif loaded is not None:
+        notes += _not_imported(loaded)
+    found = len(problems) + data.more
     if as_json:
         said: dict[str, Any] = {
             "ok": not problems,
             "problems": [one._asdict() for one in problems],
             "notes": [one._asdict() for one in notes],
+            "lengths": None if data.lengths is None else data.lengths._asdict(),
+            "loss": loss,
             "config": None if loaded is None or problems else loaded.to_dict(),
         }
-        click.echo(json.dumps(said))
+        say(dumps(said))
     else:
         for one in problems:
             styled((f"{source}: ", "dim"), (one.where, "bold red"), (f": {one.message}", ""), err=True)
+        if data.more:
+            say(f"{source}: and {data.more} more lines are bad", err=True)
         if not quiet:
             for one in notes:
-                click.echo(f"note: {one}")
-            click.echo(_summary(source, problems, loaded, lines), err=bool(problems))
+                say(f"note: {one}")
+            if loaded is not None and not problems and data.lengths is not None:
+                say(_of_lengths(data.lengths, loaded.data.max_length))
+            if loss is not None:
+                say(f"the first batch: {terms_shown(loss)}")
+            say(_summary(source, found, loaded, data.lines), err=bool(problems))
     return 2 if problems else 0
 
 
-def _summary(source: str, problems: list[Problem], config: "Config | None", lines: int) -> str:
+def _of_lengths(lengths: "Lengths", room: int | None) -> str:
+    said = f"tokens: median {lengths.median}, 95 % have at most {lengths.most}, longest {lengths.longest}"
+    if lengths.cut:
+        said += (
+            f"; data.max_length = {room} cuts {lengths.cut} of {lengths.measured}, and {lengths.lost:.1%} of all tokens"
+        )
+    return said
+
+
+def _summary(source: str, problems: int, config: "Config | None", lines: int) -> str:
     if problems or config is None:
-        return f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
+        return counted(problems, "problem")
     train = config.train
-    terms = ", ".join(str(term.name) for term in config.term) or "none"
-    steps = f"{train.steps} {'step' if train.steps == 1 else 'steps'}, batch size {train.batch_size}"
-    data = f"{lines} {'line' if lines == 1 else 'lines'} of data"
+    terms = ", ".join(term.name or term.fn for term in config.term) or "none"
+    steps = f"{counted(train.steps, 'step')}, batch size {train.batch_size}"
+    data = f"{counted(lines, 'line')} of data"
     return f"{source}: ok: {steps}, {data}, {train.loss}, terms: {terms}, backend: {config.backend.kind}"
+
+
+class _Data(NamedTuple):
+    """What was found in the data."""
+
+    lines: int
+    """How many can be used."""
+    problems: Sequence[Problem] = ()
+    more: int = 0
+    """Bad lines that are not listed."""
+    notes: Sequence[Problem] = ()
+    lengths: "Lengths | None" = None
 
 
 class _Unknown:
     """Stands in for a tokenizer that is not loaded: it starts every text, and finds nothing too short."""
 
     bos_token_id = 0
+    chat_template = "unknown"
+    stands_in = True
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [0]
 
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
-def _data(config: "Config") -> tuple[int, list[Problem], list[Problem]]:
-    """Check every line of the data: how many can be used, the problems, and what is left out."""
-    from ...training.local.model import TINY
-    from ...training.local.tiny import CONTEXT, ByteTokenizer
+
+def _data(config: "Config") -> _Data:
+    """Check every line of the data, and count its tokens if that needs no download."""
     from ..data import Stream
 
-    tokenizer: Any = ByteTokenizer()
-    if config.model.name != TINY:
+    tokenizer, limit = _tokenizer(config.model.name)
+    known = not isinstance(tokenizer, _Unknown)
+    if not known:
         # No tokenizer is downloaded to check lines: tokens are counted when training starts.
         config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": None})})
-        tokenizer = _Unknown()
     try:
-        stream = Stream(config, tokenizer, CONTEXT if config.model.name == TINY else None)
+        stream = Stream(config, tokenizer, limit)
     except DataError as error:
-        return 0, [Problem(f"{error.source}: {one.where}", one.message) for one in error.problems], []
-    return len(stream), [], stream.problems
+        return _bad(error)
+    notes = stream.problems
+    if stream.bad > len(notes):
+        notes.append(Problem("data", f"and {stream.bad - len(notes)} more lines were left out"))
+    return _Data(len(stream), notes=notes, lengths=stream.lengths() if known else None)
+
+
+def _bad(error: DataError) -> _Data:
+    return _Data(0, [Problem(f"{error.source}: {one.where}", one.message) for one in error.problems], error.more)
+
+
+def _tokenizer(model: str) -> tuple[Any, int | None]:
+    """The tokenizer of a model, and how many tokens the model reads, as far as they are here."""
+    from ...training.local.model import TINY
+    from ...training.local.tiny import CONTEXT, ByteTokenizer
+
+    if model == TINY:
+        return ByteTokenizer(), CONTEXT
+    try:
+        from transformers import AutoTokenizer
+
+        loader: Any = AutoTokenizer
+        return loader.from_pretrained(model, local_files_only=True), None
+    except (ImportError, OSError, ValueError):
+        return _Unknown(), None
+
+
+def _tried(config: "Config") -> tuple[dict[str, Any] | None, list[Problem], list[Problem]]:
+    """The terms on one batch: the loss, problems, and notes."""
+    if config.backend.kind != "local":
+        return None, [], [Problem("backend.kind", "the model is on a server, so no term was run")]
+    from ..train.trial import is_here, tried
+
+    named = {"model.name": config.model.name}
+    named |= {
+        f"references.{name}.model": getattr(one, "model", config.model.name) for name, one in config.references.items()
+    }
+    missing = [where for where, name in named.items() if not is_here(name)]
+    if missing:
+        return None, [], [Problem(missing[0], f"{shown(named[missing[0]])} is not downloaded yet, so no term was run")]
+    return tried(config)
+
+
+def _not_imported(config: "Config") -> list[Problem]:
+    """The functions that were not looked up, because of --no-code or of other problems."""
+    from ..config.objective import is_path
+
+    named = [("train.loss", config.train.loss)]
+    named += [(f"term.{index}.fn", one.fn) for index, one in enumerate(config.term, 1)]
+    named += [("samples.metrics", metric) for metric in config.samples.metrics]
+    return [
+        Problem(where, f'"{path}" was not imported, nor its options checked') for where, path in named if is_path(path)
+    ]
 
 
 def _notes(config: "Config") -> list[Problem]:
     """Things that are allowed, but probably not intended."""
+    from ..config.objective import needs_reference
+
     base = config.base
     terms = [*config.pipeline(), *([base] if isinstance(base, Term) else [])]
-    read = {name.removeprefix("flat_") for term in terms for name in term.inputs.values()}
+    read = {name.removeprefix("flat_").removesuffix(LOGITS) for term in terms for name in term.inputs.values()}
     notes = [
         Problem(f"references.{name}", "no term reads it, but it costs a pass through a model")
         for name in config.references
-        if name not in read and config.train.loss != "dpo"
+        if name not in read and not needs_reference(config.train.loss)
     ]
     if config.backend.kind == "tinker" and not os.environ.get("TINKER_API_KEY"):
         notes.append(Problem("backend.kind", "TINKER_API_KEY is not set in the environment; training needs it"))
-    if config.data.eval_path == config.data.path:
+    if config.executor.ray_address is not None and all(term.runs != "ray" for term in config.term):
+        notes.append(Problem("executor.ray_address", 'no term has runs = "ray"'))
+    if config.data.eval_path in config.data.paths:
         notes.append(Problem("data.eval_path", "is the same file as data.path: nothing is held out"))
+    scheduled = [one.name or one.fn for one in config.term if one.enabled and one.schedule is not None]
+    if config.train.best_by == "loss" and scheduled:
+        changing = f"the weight of {joined(scheduled, 'and')} changes"
+        why = f'{changing}, so evaluations of "loss" cannot be compared; choose "base_loss" or a term'
+        notes.append(Problem("train.best_by", why))
     return notes

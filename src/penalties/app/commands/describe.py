@@ -1,14 +1,16 @@
 """`penalties describe`."""
 
 import json
+import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from ...errors import OptionError
 from ..catalogue.entries import KINDS, Entry, entries, entry_of_path
-from ..console import styled, table
+from ..console import say, styled, table
 from ..problems import nearest
 from .list import LISTED, show
 from .options import as_json, debug
@@ -33,13 +35,13 @@ def command(name: str, as_json: bool) -> None:
         raise _unknown(name, everything)
     if as_json:
         shown = [{**entry._asdict(), "values": [value._asdict() for value in entry.values]} for entry in found or group]
-        click.echo(json.dumps(shown))
+        say(json.dumps(shown))
         return
     if group:
         show(group)
     for index, entry in enumerate(found):
         if index:
-            click.echo()
+            say("")
         _show(entry)
 
 
@@ -56,6 +58,9 @@ def _found(name: str, everything: Sequence[Entry]) -> list[Entry]:
     ]
     if found or keys or ":" not in name:
         return [*found, *keys]
+    if str(Path.cwd()) not in sys.path:
+        # At the end, as for a config: it hides nothing that is installed.
+        sys.path.append(str(Path.cwd()))
     try:
         return [entry_of_path(name)]
     except OptionError as error:
@@ -71,17 +76,17 @@ def _unknown(name: str, everything: Sequence[Entry]) -> click.BadParameter:
 
 def _show(entry: Entry) -> None:
     styled((entry.name, "bold cyan"), (f" ({entry.kind}: {KINDS[entry.kind]})", "dim"))
-    click.echo(entry.summary)
+    say(*entry.summary.splitlines())
     if entry.details:
-        click.echo(f"\n{entry.details}")
+        say("", *entry.details.splitlines())
     if entry.reads:
-        click.echo(f"\nreads: {', '.join(entry.reads)}")
+        say("", f"reads: {', '.join(entry.reads)}")
     if entry.values:
-        click.echo()
+        say("")
         rows = [(value.name, value.default or "(required)", value.allowed, value.meaning) for value in entry.values]
         header = ("name", "default", "allowed", "what it is")
         shown = [index for index in range(4) if any(row[index] for row in rows)]
         title = "options" if entry.reads or entry.kind == "function" else "keys"
         table(title, [header[index] for index in shown], [[row[index] for index in shown] for row in rows])
     if entry.example:
-        click.echo(f"\nin a config:\n\n{textwrap.indent(entry.example, '    ')}")
+        say("", "in a config:", "", *textwrap.indent(entry.example, "    ").splitlines())

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from ..catalogue.entries import KINDS, Entry, entries
-from ..console import table
+from ..console import say, table
 from ..problems import joined, nearest
 from .options import as_json, debug
 
@@ -39,7 +39,7 @@ def command(kind: str | None, as_json: bool) -> None:
     """
     found = [entry for entry in entries() if kind in (None, entry.kind)]
     if as_json:
-        click.echo(json.dumps([{"kind": one.kind, "name": one.name, "summary": one.summary} for one in found]))
+        say(json.dumps([{"kind": one.kind, "name": one.name, "summary": one.summary} for one in found]))
         return
     show(found)
 
@@ -49,5 +49,5 @@ def show(found: Sequence[Entry]) -> None:
     for name in dict.fromkeys(entry.kind for entry in found):
         rows = [(one.name, one.summary) for one in found if one.kind == name]
         table(f"{name}: {KINDS[name]}", ("name", "what it is"), rows)
-        click.echo()
-    click.echo("`penalties describe NAME` shows more about each.")
+        say("")
+    say("`penalties describe NAME` shows more about each.")

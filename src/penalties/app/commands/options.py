@@ -4,13 +4,18 @@ import contextlib
 import shlex
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
+from ..console import say
 from ..problems import ConfigError, DataError
 
-__all__ = ["as_json", "command_line", "debug", "folder_of", "quiet", "telling_what_checks", "values"]
+if TYPE_CHECKING:
+    from ..trained import Trained
+
+__all__ = ["as_json", "checkpoint", "command_line", "debug", "device", "folder_of", "quiet", "telling_what_checks"]
+__all__ += ["values", "warn_of_damage"]
 
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Any]
 
@@ -55,3 +60,28 @@ def telling_what_checks(config_path: str | None, overrides: Sequence[str]) -> Ge
     except (ConfigError, DataError) as error:
         error.add_note(command_line("check", config_path, overrides))
         raise
+
+
+def _which(context: click.Context, parameter: click.Parameter, value: str | None) -> str | int | None:
+    """A checkpoint: `best`, `last`, or a number of steps."""
+    if value is None or value in ("best", "last"):
+        return value
+    if not (value.isascii() and value.isdigit()):
+        raise click.BadParameter(f'found "{value}"; expected best, last or a number of steps')
+    return int(value)
+
+
+checkpoint: _Decorator = click.option(
+    "--checkpoint",
+    "which",
+    callback=_which,
+    metavar="best|last|STEPS",
+    help="The checkpoint to use; by default the best if the config has train.best_by, or else the last.",
+)
+device: _Decorator = click.option("--device", help="The device to load the model on; by default that of the run.")
+
+
+def warn_of_damage(trained: "Trained") -> None:
+    """Say which checkpoints were passed over because they are damaged."""
+    for damaged in trained.checkpoint.damaged:
+        say(f"warning: a later checkpoint is damaged and was ignored: {damaged}", err=True)

@@ -3,15 +3,19 @@
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from ...encoding import dumps
+from ..console import say
 from ..runs.disk import RunError
 from .options import as_json, debug, quiet
 
 __all__ = ["command", "lines_of"]
+
+_OF_THE_FOLDER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
+"""Errors of the folder that the report would be in."""
 
 
 @click.command("report")
@@ -39,19 +43,20 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         report.save(path)
     except RunError as error:
         cause = error.__cause__
-        if not isinstance(cause, OSError) or cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        if not isinstance(cause, OSError) or cause.errno not in (errno.EISDIR, *_OF_THE_FOLDER):
             raise
-        raise RunError(f"the folder {path.parent} is not writable; choose another file with --out", 2) from cause
+        what = f"{path} is a folder" if cause.errno == errno.EISDIR else f"the folder {path.parent} is not writable"
+        raise RunError(f"{what}; choose another file with --out", 2) from cause
     if as_json:
         said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": lines_of(report.comparison)}
         said["runs"] = {name: lines_of(verdict) for name, verdict in report.verdicts.items()}
-        click.echo(dumps(said))
+        say(dumps(said))
     elif not quiet:
         for name, verdict in report.verdicts.items():
-            click.echo(f"{name}: {verdict.summary}")
+            say(f"{name}: {verdict.summary}")
         if report.comparison is not None:
-            click.echo(report.comparison.summary)
-        click.echo(f"report: {path}")
+            say(report.comparison.summary)
+        say(f"report: {path}")
 
 
 def lines_of(verdict: Any) -> list[str] | None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from ..console import say
 from .options import debug
 
 __all__ = ["command"]
@@ -20,7 +21,7 @@ def command(out: Path | None) -> None:
     from ..config.schema import written
 
     if out is None:
-        click.echo(written(), nl=False)
+        say(*written().splitlines())
         return
     try:
         out.write_text(written(), encoding="utf-8")

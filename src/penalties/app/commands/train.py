@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...encoding import dumps
+from ..console import say
 from ..problems import joined
 from ..runs.disk import RunError
 from .options import as_json, command_line, debug, folder_of, quiet, telling_what_checks, values
@@ -18,6 +19,7 @@ from .report import lines_of
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..runs.run import Run
     from ..train import TermFailed
 
 __all__ = ["command", "folder_for", "nothing_in"]
@@ -55,10 +57,11 @@ def command(
     if folder is None and resume:
         folder = folder_for(config_path, resume=True)
     if resume and folder is not None and not Run(folder).exists():
+        Run(folder).check_whole()
         raise nothing_in(folder, "run", lambda one: Run(one).exists())
     with contextlib.ExitStack() as checking:
         if resume and folder is not None and config_path is None:
-            config = load_again(Run(folder).config(), str(folder), overrides)
+            config = load_again(Run(folder).config(), folder, overrides)
         else:
             checking.enter_context(telling_what_checks(config_path, overrides))
             config = load(config_path, overrides)
@@ -67,34 +70,53 @@ def command(
             run = train(config, folder, resume=resume, progress=chosen(quiet=quiet, json=as_json))
         except BaseException as error:
             begun = Run(folder).begun()
-            if given is None and not resume and not begun:
-                # The user did not choose this folder, and there is nothing in it.
+            # A folder that the user did not choose, and in which there is nothing.
+            empty = given is None and not resume and not begun
+            if empty:
                 Run(folder).discard()
-            elif isinstance(error, Interrupted):
-                if begun:
-                    # The command that resumes is shown in any case, above all when the disk is full.
-                    with contextlib.suppress(RunError, OSError):
-                        _report(folder)
+            elif begun and getattr(error, "status", 1) == 1:
+                # The error and the command that resumes are shown in any case, above all when the disk is full.
+                with contextlib.suppress(RunError, OSError):
+                    _report(folder)
+                    if not (quiet or as_json):
+                        say(f"report: {Run(folder).report}")
+            if isinstance(error, Interrupted) and not empty:
                 again = command_line("train", None, (), "--run", str(folder), "--resume")
                 raise Interrupted(f"{error}; resume with:\n{again}") from None
             if isinstance(error, TermFailed):
                 raise _with_hint(error, config) from error
             raise
     name, verdict = _report(run.folder)
+    adapter = _adapter(run)
     if as_json:
-        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), "verdict": lines_of(verdict)}
-        click.echo(dumps(result))
+        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), "adapter": adapter}
+        say(dumps({**result, "verdict": lines_of(verdict)}))
     elif not quiet:
-        click.echo(f"{name}: {verdict.summary}")
-        click.echo(f"report: {run.report}")
+        where = [] if adapter is None else [f"adapter: {adapter}"]
+        say(*where, f"{name}: {verdict.summary}", f"report: {run.report}")
+
+
+def _adapter(run: "Run") -> str | None:
+    """Where the trained weights are, those of the best checkpoint if there is one; None if they were removed."""
+    from ..trained import find
+
+    # The run is finished, whatever became of its checkpoints.
+    with contextlib.suppress(RunError):
+        return find(run.folder).adapter
+    return None
 
 
 def _with_hint(error: "TermFailed", config: "Config") -> RunError:
     """A term that failed, and what the user can do: two lines."""
     # The base loss cannot be left out.
     is_term = error.term in [table.name for table in config.term]
-    skipping = 'on_error = "skip" in its [[term]] leaves it out when it fails, and ' if is_term else ""
-    return RunError(f"{error}\n{skipping}--debug shows the traceback")
+    skipping = 'on_error = "skip" in its [[term]] leaves it out when it fails' if is_term else ""
+    if error.finite:
+        return RunError(f"{error}\n{skipping}{', and ' if skipping else ''}--debug shows the traceback")
+    tries = ["lower train.learning_rate", *(["set train.grad_clip_norm"] if not config.train.grad_clip_norm else [])]
+    if error.term is None and config.train.gradients_every != 1:
+        tries.append("set train.gradients_every = 1, which names the term")
+    return RunError(f"{error}\n{joined(tries)}{'; ' if skipping else ''}{skipping}")
 
 
 def folder_for(config_path: str | None, *, resume: bool, suffix: str = "") -> Path:

@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from ... import __version__
+from ..console import say
 from .options import as_json, debug
 
 __all__ = ["command"]
@@ -22,10 +23,10 @@ _PACKAGES: Final = ("numpy", "torch", "transformers", "peft", "tinker")
 def command(as_json: bool) -> None:
     """Print the version."""
     if not as_json:
-        click.echo(f"penalties {__version__}")
+        say(f"penalties {__version__}")
         return
     versions = {"penalties": __version__, "python": platform.python_version()}
-    click.echo(json.dumps(versions | {package: _version(package) for package in _PACKAGES}))
+    say(json.dumps(versions | {package: _version(package) for package in _PACKAGES}))
 
 
 def _version(package: str) -> str | None:

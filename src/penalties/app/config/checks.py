@@ -9,20 +9,30 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 from ...errors import MissingLibraryError
+from ...pipeline.output import BASE
+from ..data.sources import package_for
+from ..metrics import METRICS
 from ..privacy import hide, secret_in
-from ..problems import Problem, joined, nearest, shown
+from ..problems import Problem, counted, joined, nearest, shown
 from .messages import label_of
-from .objective import loss_problems, term_problems
+from .objective import is_path, loss_problems, path_problem, term_problems
 from .reading import UNKNOWN
 
 if TYPE_CHECKING:
     from .config import Config
-    from .tables import BackendTable, ModelTable
+    from .table import Table
+    from .tables import BackendTable, ModelTable, TermTable
 
 __all__ = ["checked", "hidden", "without_secrets"]
 
-_LOCAL_ONLY: Final = ("alpha", "target_modules", "device", "dtype")
-_REMOTE_ONLY: Final = ("base_url", "server")
+_LOCAL_ONLY: Final = (
+    "model.alpha",
+    "model.target_modules",
+    "model.device",
+    "model.dtype",
+    "train.micro_batch_tokens",
+)
+_REMOTE_ONLY: Final = ("backend.base_url", "backend.server")
 
 _NEEDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "local": (("torch", "transformers", "peft"), "train"),
@@ -33,6 +43,8 @@ _NEEDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "mlflow": (("mlflow",), "mlflow"),
     "wandb": (("wandb",), "wandb"),
     "opentelemetry": (("opentelemetry",), "otel"),
+    "pyarrow": (("pyarrow",), "data"),
+    "datasets": (("datasets",), "data"),
 }
 """The packages that a choice needs, and the extra that installs them."""
 
@@ -88,38 +100,97 @@ def _about_secret(where: str, variable: str | None) -> str:
     return f"contains more than an address; expected no user or password: {instead}"
 
 
-def checked(config: "Config", raw: Mapping[str, Any]) -> list[Problem]:
-    """Problems between the tables; `raw` is what was read, including values that are wrong by themselves."""
+def checked(config: "Config", raw: Mapping[str, Any], *, code: bool) -> list[Problem]:
+    """Problems between the tables; `raw` is what was read, including values that are wrong by themselves.
+
+    Functions of the user's are looked up, which runs their modules, only if `code` says so.
+    """
     terms, named = raw.get("term"), raw.get("references")
     # A reference with a problem of its own still exists.
     references = {*config.references, *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())}
     given = cast("list[Any]", terms) if isinstance(terms, list) else []
     return [
         *_files(config),
+        *_length(raw),
+        *_best(config),
         *_models(config),
-        *_backend(config.backend, config.model),
+        *_backend(config),
         *_precision(config.backend, config.model),
+        *_cluster(config.executor.ray_address),
         *_libraries(config, given),
         *_sinks(config),
-        *loss_problems(config, references),
+        *loss_problems(config, references, code=code),
         *_names(config, given),
-        *term_problems(config, given, references),
+        *term_problems(config, given, references, code=code),
+        *_samples(config, code=code),
     ]
 
 
 def _files(config: "Config") -> Iterator[Problem]:
-    for key in ("path", "eval_path"):
-        given = getattr(config.data, key)
+    data = config.data
+    named = [*(("path", path) for path in data.paths), ("eval_path", data.eval_path)]
+    for key, given in named:
         if given is None or given == UNKNOWN:
             continue
         path = Path(given)
-        if path.is_dir():
-            yield Problem(f"data.{key}", f'found "{given}", a folder; expected a file of JSON lines')
-        elif not path.is_file():
-            there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        # Those of os.path say no where a name is too long.
+        if os.path.isdir(path):
+            if not os.path.isfile(path / "state.json") and not os.path.isfile(path / "dataset_dict.json"):
+                form = "a file, or a folder that save_to_disk of datasets wrote"
+                yield Problem(f"data.{key}", f'found "{given}", a folder; expected {form}')
+        elif os.path.exists(path) and not os.path.isfile(path):
+            yield Problem(f"data.{key}", f'found "{given}", a pipe or device; expected a file')
+        elif not os.path.isfile(path):
+            there = os.listdir(path.parent) if os.access(path.parent, os.R_OK) and os.path.isdir(path.parent) else []
             yield Problem(f"data.{key}", f'found "{given}", which does not exist{nearest(path.name, there)}')
         elif not os.access(path, os.R_OK):
             yield Problem(f"data.{key}", f'found "{given}", which cannot be read: permission denied')
+    if data.weights is not None and len(data.weights) != len(data.paths):
+        files = counted(len(data.paths), "file")
+        yield Problem("data.weights", f"found {shown(data.weights)}; expected one for each path, and there are {files}")
+
+
+def _length(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    train = raw.get("train")
+    if isinstance(train, dict) and "steps" in train and cast("dict[str, Any]", train).get("epochs") is not None:
+        yield Problem("train.epochs", "found train.steps too; expected one of them: remove the other")
+
+
+def _best(config: "Config") -> Iterator[Problem]:
+    """What picks the best checkpoint; whether its metric exists is known at the first evaluation."""
+    train = config.train
+    if train.best_by is None:
+        for key in ("best_is", "min_improvement", "patience"):
+            if getattr(train, key) != type(train).model_fields[key].default:
+                message = f"found {shown(getattr(train, key))}, but there is no train.best_by to apply it to; add that"
+                yield Problem(f"train.{key}", message)
+    elif config.data.eval_path is None:
+        yield Problem("train.best_by", f"found {shown(train.best_by)}, but nothing is evaluated; add data.eval_path")
+
+
+def _samples(config: "Config", *, code: bool) -> Iterator[Problem]:
+    """Metrics over samples; a function of the user's is imported if `code` says so."""
+    where, metrics, names = "samples.metrics", config.samples.metrics, config.samples.names
+    for metric in metrics:
+        if is_path(metric):
+            message = path_problem(metric) if code else None
+        else:
+            expected = joined([*(f'"{one}"' for one in METRICS), '"package.module:function"'])
+            hint = nearest(metric, METRICS, quoted=True)
+            message = None if metric in METRICS else f"found {shown(metric)}; expected {expected}{hint}"
+        if message is not None:
+            yield Problem(where, message)
+    if len(set(names)) < len(names):
+        yield Problem(where, f"found {shown(metrics)}; expected functions of different names")
+    taken = {*map(_name, config.term), "loss", "total", BASE}
+    for metric, name in zip(metrics, names, strict=True):
+        if name in taken:
+            message = f"found {shown(metric)}, but the objective has a metric {shown(name)}; expected another name"
+            yield Problem(where, message)
+    if metrics and config.data.eval_path is None:
+        yield Problem(where, f"found {shown(metrics)}, but there are no held-out lines; add data.eval_path")
+    elif metrics and config.train.loss == "dpo":
+        yield Problem(where, f"found {shown(metrics)}, but pairs have no completion to compare with; remove it")
 
 
 def _models(config: "Config") -> Iterator[Problem]:
@@ -127,18 +198,19 @@ def _models(config: "Config") -> Iterator[Problem]:
     named = {"model.name": config.model.name}
     named |= {f"references.{name}.model": getattr(one, "model", "") for name, one in config.references.items()}
     for where, given in named.items():
-        if os.path.isabs(given) and not (Path(given) / "config.json").is_file():
+        if os.path.isabs(given) and not os.path.isfile(os.path.join(given, "config.json")):
             yield Problem(where, f'found "{given}"; expected a folder with a model, which has a config.json')
 
 
-def _backend(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:
+def _backend(config: "Config") -> Iterator[Problem]:
+    backend = config.backend
     remote = backend.kind == "tinker"
-    table, keys = (model, _LOCAL_ONLY) if remote else (backend, _REMOTE_ONLY)
-    for key in keys:
+    for path in _LOCAL_ONLY if remote else _REMOTE_ONLY:
+        name, key = path.split(".")
+        table: Table = getattr(config, name)
         if getattr(table, key) != type(table).model_fields[key].default:
-            name, other = ("model", "local") if remote else ("backend", "tinker")
-            message = f'is for backend.kind = "{other}", but this config has "{backend.kind}"; remove it'
-            yield Problem(f"{name}.{key}", message)
+            other = "local" if remote else "tinker"
+            yield Problem(path, f'is for backend.kind = "{other}", but this config has "{backend.kind}"; remove it')
     if remote and backend.base_url is not None:
         yield from _address("backend.base_url", backend.base_url)
 
@@ -167,12 +239,20 @@ def _precision(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem
 
 
 def _names(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
-    """Names that `--set` cannot address: `term.2.weight` is the second term's, `a.b.weight` that of `a`."""
+    """Names that `--set` cannot address, such as `2` or `a.b`, and the one that metrics use for the total."""
     for index, table in enumerate(config.term):
         name = table.name or ""
-        if name.isdigit() or "." in name or "=" in name:
-            message = f"found {shown(name)}; expected a name with no dot or equals sign, and not of digits alone"
+        if name.isdigit() or "." in name or "=" in name or not name.isprintable():
+            message = f"found {shown(name)}; expected a printable name, no dot or equals sign, and not digits alone"
             yield Problem(f"term.{label_of(terms, index)}.name", message)
+        elif _name(table) == "loss":
+            message = 'found "loss", which is what metrics call the total; expected another name'
+            yield Problem(f"term.{label_of(terms, index)}.name", message)
+
+
+def _name(table: "TermTable") -> str:
+    """The name of a term, by default that of its function."""
+    return table.name or table.fn.rpartition(":")[2]
 
 
 def _address(where: str, given: str) -> Iterator[Problem]:
@@ -189,10 +269,25 @@ def _address(where: str, given: str) -> Iterator[Problem]:
         yield Problem(where, f"found {shown(given)}; expected an address, such as https://host:port")
 
 
+def _cluster(given: str | None) -> Iterator[Problem]:
+    if given is None or given == "auto":
+        return
+    try:
+        found = urlsplit(given if "://" in given else f"//{given}")
+        right = bool(found.hostname) and found.port is not None
+    except ValueError:
+        right = False
+    if not right:
+        expected = '"auto", host:port or ray://host:port, as for ray.init'
+        yield Problem("executor.ray_address", f"found {shown(given)}; expected {expected}")
+
+
 def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
     wanted = {"backend.kind": config.backend.kind}
     runners = {f"term.{label_of(terms, index)}.runs": one.runs for index, one in enumerate(config.term)}
     wanted |= {where: runs for where, runs in runners.items() if runs in _NEEDS}
+    files = {"data.path": config.data.paths, "data.eval_path": [config.data.eval_path or ""]}
+    wanted |= {where: found for where, paths in files.items() for one in paths if (found := package_for(one))}
     sinks = {name: getattr(config.sinks, name) for name in type(config.sinks).model_fields}
     wanted |= {f"sinks.{name}": name for name, table in sinks.items() if table is not None}
     for where, choice in wanted.items():

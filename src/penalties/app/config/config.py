@@ -1,7 +1,8 @@
 """The config of a run as a whole: its tables, and what they build."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import Field, PrivateAttr
 
@@ -9,23 +10,25 @@ from ...pipeline import Pipeline, Term
 from ...pipeline.schedules import Schedule, constant, from_config
 from ...training.losses import BY_NAME
 from ...training.references import Provider, client, initial, perturbed
-from ..problems import ConfigError
-from .objective import arguments, base_term
+from ..problems import ConfigError, Problem, shown
+from .objective import NONE, arguments, base_term
 from .reading import read
 from .table import Table
 from .tables import (
     BackendTable,
     ClientTable,
     DataTable,
+    ExecutorTable,
     ModelTable,
     PerturbedTable,
     ReferenceTable,
+    SamplesTable,
     SinksTable,
     TermTable,
     TrainTable,
 )
 
-__all__ = ["FOLDERS", "Config"]
+__all__ = ["Config", "folders_of"]
 
 FOLDERS: Final = "folder"
 """A key beside the tables in the result of `to_dict`."""
@@ -46,6 +49,10 @@ class Config(Table):
     """What terms compare with: one array for each example, by name."""
     term: list[TermTable] = Field(default=[])
     """The terms of the objective, beside the base loss."""
+    executor: ExecutorTable = ExecutorTable()
+    """Where terms run that do not run in the loop itself, and for how long."""
+    samples: SamplesTable = SamplesTable()
+    """What the model says at each evaluation, and metrics of the task over that."""
     sinks: SinksTable = SinksTable()
     """Where metrics go besides the run's own log."""
     _folders: tuple[str, ...] = PrivateAttr(default=())
@@ -62,10 +69,12 @@ class Config(Table):
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Config":
         """The config that `to_dict` returned; neither files nor functions are looked up."""
-        config, problems = read(cls, {key: value for key, value in given.items() if key != FOLDERS})
-        if problems:
-            raise ConfigError("config", problems)
-        return config.found_in(given.get(FOLDERS, ()))
+        tables = dict(given)
+        folders, wrong = folders_of(tables)
+        config, problems = read(cls, tables)
+        if problems or wrong:
+            raise ConfigError("config", [*problems, *wrong])
+        return config.found_in(folders)
 
     def found_in(self, folders: Iterable[str]) -> "Config":
         """The same config, with its modules in these folders."""
@@ -78,8 +87,10 @@ class Config(Table):
         return Pipeline.from_config([arguments(table, self.train.steps) for table in self.term])
 
     @property
-    def base(self) -> Term | dict[str, Any]:
+    def base(self) -> Term | dict[str, Any] | None:
         """The base loss, as `forward_backward_custom` takes it. Every access makes a new one, so keep it."""
+        if self.train.loss == NONE:
+            return None
         if self.train.loss in BY_NAME:
             return {"fn": self.train.loss, "options": dict(self.train.loss_options)}
         return base_term(self.train.loss, self.train.loss_options)
@@ -94,6 +105,14 @@ class Config(Table):
     def providers(self, teacher: Callable[[ClientTable], Any]) -> dict[str, Provider]:
         """The provider of each reference; `teacher` makes the client of another model."""
         return {name: _provider(table, teacher) for name, table in self.references.items()}
+
+
+def folders_of(raw: dict[str, Any]) -> tuple[list[str], list[Problem]]:
+    """Take the folders of modules out of what `to_dict` returned, and the problem if they are anything else."""
+    found = raw.pop(FOLDERS, [])
+    if isinstance(found, list) and all(isinstance(one, str) and os.path.isabs(one) for one in cast("list[Any]", found)):
+        return cast("list[str]", found), []
+    return [], [Problem(FOLDERS, f"found {shown(found)}; expected a list of absolute paths")]
 
 
 def _provider(table: ReferenceTable, teacher: Callable[[ClientTable], Any]) -> Provider:

@@ -6,17 +6,18 @@
 """
 
 import copy
+import math
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 from ..problems import ConfigError, Problem, nearest
 from .checks import checked, hidden, without_secrets
-from .config import FOLDERS, Config
-from .overrides import override
+from .config import Config, folders_of
+from .overrides import DEEPEST, override
 from .reading import read
 
 __all__ = ["DEMO", "examine", "find", "load", "load_again"]
@@ -37,54 +38,92 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
     return config
 
 
-def examine(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> tuple[Config, list[Problem]]:
-    """The config in a file without its problems, and the problems; a file that cannot be read is an error."""
+def examine(
+    path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = (), *, code: bool = True
+) -> tuple[Config, list[Problem]]:
+    """The config in a file without its problems, and the problems; a file that cannot be read is an error.
+
+    The modules that it names are imported last, if there is no problem so far; with `code=False` they are not.
+    """
     source = find(path)
     raw = _parsed(source)
+    _check_depth(raw, source.name)
     _absolute(raw, source.parent)
     folders = (str(source.parent.absolute()), str(Path.cwd()))
-    config, problems = _examined(raw, folders, overrides)
+    config, problems = _examined(raw, folders, overrides, code=code)
     return config.found_in(_holding(config, folders)), problems
 
 
-def load_again(given: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> Config:
-    """The config that `to_dict` returned, with some values set, checked like a file; `source` is for messages."""
+def load_again(given: Mapping[str, Any], run: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config that a run's folder has, with some values set, checked like a file.
+
+    Its modules are where they were found before, or in the working directory, but not in the run's folder: nothing
+    there is code.
+    """
+    _check_depth(given, str(run))
     raw = copy.deepcopy(dict(given))
-    folders = raw.pop(FOLDERS, ())
-    config, problems = _examined(raw, (*folders, str(Path.cwd())), overrides)
+    folders, wrong = folders_of(raw)
+    whole = run.resolve()
+    outside = [one for one in (*folders, str(Path.cwd())) if not Path(one).resolve().is_relative_to(whole)]
+    config, problems = _examined(raw, outside, overrides, wrong)
     if problems:
-        raise ConfigError(source, problems)
+        raise ConfigError(str(run), problems)
     return config.found_in(folders)
 
 
-def _examined(raw: dict[str, Any], folders: Sequence[str], overrides: Sequence[str]) -> tuple[Config, list[Problem]]:
-    """The config that was read, and its problems; its modules may be in these folders."""
-    problems = [
-        Problem(hidden(one.where), hidden(one.message)) for one in override(raw, overrides, list(Config.model_fields))
-    ]
+def _examined(
+    raw: dict[str, Any],
+    folders: Sequence[str],
+    overrides: Sequence[str],
+    wrong: Sequence[Problem] = (),
+    *,
+    code: bool = True,
+) -> tuple[Config, list[Problem]]:
+    """The config that was read, and its problems, with those known before; its modules may be in these folders."""
+    found = override(raw, overrides, list(Config.model_fields))
+    problems = [*wrong, *(Problem(hidden(one.where), hidden(one.message)) for one in found)]
     _absolute(raw, Path.cwd())
     raw, secrets = without_secrets(raw)
     problems += secrets
+    config, wrong = read(Config, {"data": {}, **raw})
+    problems += [one for one in wrong if not _reported(one, problems)]
+    problems += [one for one in checked(config, raw, code=False) if not _reported(one, problems)]
+    if problems or not code:
+        # Modules run when they are imported, which is not done for a config that cannot be used.
+        return config if problems else _with_steps(config), problems
     for folder in folders:
         if folder not in sys.path:
             # At the end, where it hides nothing that is installed.
             sys.path.append(folder)
-    config, wrong = read(Config, {"data": {}, **raw})
-    problems += [one for one in wrong if not _reported(one, problems)]
-    problems += [one for one in checked(config, raw) if not _reported(one, problems)]
+    problems = checked(config, raw, code=True)
     if problems:
         return config, problems
+    config = _with_steps(config)
     names = config.pipeline().names
     terms = [table.model_copy(update={"name": name}) for table, name in zip(config.term, names, strict=True)]
     return config.model_copy(update={"term": terms}), []
 
 
+def _with_steps(config: Config) -> Config:
+    """The config with the steps that its epochs take."""
+    from ..data.sources import count
+
+    train = config.train
+    if train.epochs is None:
+        return config
+    lines = sum(count(path) for path in config.data.paths)
+    steps = max(1, math.ceil(train.epochs * lines / train.batch_size))
+    return config.model_copy(update={"train": train.model_copy(update={"steps": steps, "epochs": None})})
+
+
 def _holding(config: Config, folders: Sequence[str]) -> dict[str, None]:
     """The folders that hold the modules that the config names; the first one counts."""
-    named = [path.partition(":") for path in (config.train.loss, *(table.fn for table in config.term))]
+    paths_of = (config.train.loss, *(table.fn for table in config.term), *config.samples.metrics)
+    named = [path.partition(":") for path in paths_of]
     found: dict[str, None] = {}
     for root in [module.partition(".")[0] for module, colon, _ in named if colon]:
-        there = [one for one in folders if Path(one, f"{root}.py").is_file() or Path(one, root).is_dir()]
+        paths = {one: os.path.join(one, root) for one in folders}
+        there = [one for one, path in paths.items() if os.path.isfile(f"{path}.py") or os.path.isdir(path)]
         found |= dict.fromkeys(there[:1])
     return found
 
@@ -105,8 +144,29 @@ def _parsed(source: Path) -> dict[str, Any]:
         raise ConfigError(str(source), [Problem("file", f"does not exist{hint}")]) from None
     except OSError as error:
         raise ConfigError(str(source), [Problem("file", f"cannot be read ({error.strerror})")]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise _too_deep(source.name) from None
+    except ValueError as error:
+        # Of TOML, of UTF-8, or of Python, for a number of thousands of digits.
         raise ConfigError(source.name, [Problem("file", f"is not valid TOML ({error})")]) from error
+
+
+def _check_depth(raw: Mapping[str, Any], source: str) -> None:
+    """Raise where what was read is nested so deeply that whatever walks through it would run out of stack."""
+    level: list[Any] = [raw]
+    for _ in range(DEEPEST):
+        within = [part for nest in level for part in _parts(nest)]
+        level = [part for part in within if isinstance(part, Mapping | list)]
+    if level:
+        raise _too_deep(source)
+
+
+def _parts(nest: Any) -> Iterable[Any]:
+    return cast("Iterable[Any]", nest.values() if isinstance(nest, Mapping) else nest)
+
+
+def _too_deep(source: str) -> ConfigError:
+    return ConfigError(source, [Problem("file", f"is nested too deeply; expected at most {DEEPEST} levels")])
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> None:
@@ -124,9 +184,17 @@ def _absolute(raw: dict[str, Any], folder: Path) -> None:
     for table, key in paths:
         # A sink may be `true`, and anything may be wrong.
         value = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
-        if isinstance(value, str) and value and (before := _before_path(key, value)) is not None:
-            path = Path(value.removeprefix(before)).expanduser()
-            table[key] = before + os.path.normpath(folder.absolute() / path)
+        if isinstance(value, list):
+            table[key] = [_absolute_path(key, one, folder) for one in cast("list[Any]", value)]
+        elif value is not None:
+            table[key] = _absolute_path(key, value, folder)
+
+
+def _absolute_path(key: str, value: Any, folder: Path) -> Any:
+    if not isinstance(value, str) or not value or (before := _before_path(key, value)) is None:
+        return value
+    path = os.path.expanduser(value.removeprefix(before))
+    return before + os.path.normpath(folder.absolute() / path)
 
 
 def _before_path(key: str, value: str) -> str | None:

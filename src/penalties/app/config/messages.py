@@ -5,6 +5,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ..problems import Problem, joined, nearest, shown
+from .elsewhere import instead_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -25,6 +26,10 @@ _KEY: Final = ("[key]",)
 
 _SECRETS: Final = ("key", "token", "secret", "password", "credential")
 """Words in the names of keys whose values are never repeated."""
+
+
+_MANY: Final = {"string": "strings", "number": "numbers"}
+"""The entries of a list, by their type."""
 
 
 class Wrong(NamedTuple):
@@ -71,6 +76,8 @@ def _message(entry: Any, schema: Schema, node: Schema, path: KeyPath, rest: Sequ
     if entry["loc"][-1:] == _KEY:
         return f"found the key {shown(given)}; expected others: {node['description']}", path
     message = f"found {shown(given)}; expected {allowed(schema, node)}"
+    if kind == "string_unicode":
+        return f"{message} of valid Unicode; a file or folder of this name must be renamed", path
     if kind in ("too_short", "string_too_short"):
         return f"{message} that is not empty", path
     if path == ("term",):
@@ -81,12 +88,14 @@ def _message(entry: Any, schema: Schema, node: Schema, path: KeyPath, rest: Sequ
 def _unknown(schema: Schema, node: Schema, path: KeyPath, key: str, given: Any) -> str:
     """An unknown key: the nearest known one, or the table that it is a key of."""
     known = list(node.get("properties", {}))
+    ours = instead_of(key)
     if not path:
-        return f"no such table{nearest(key, known)} (there are {joined(known, 'and')})"
+        hint = f"; use {ours}" if ours else nearest(key, known)
+        return f"no such table{hint} (there are {joined(known, 'and')})"
     if any(word in key.lower() for word in _SECRETS):
         # The value is not repeated: it may be a secret.
         return "no such key; API keys are read from the environment (TINKER_API_KEY), never from a config: remove it"
-    hint = nearest(key, known)
+    hint = f"; use {ours}" if ours else nearest(key, known)
     if not hint:
         tables = cast("Mapping[str, Any]", schema["properties"])
         elsewhere = [f"[{name}]" for name, one in tables.items() if key in _properties(schema, one)]
@@ -150,7 +159,7 @@ def child_of(schema: Schema, node: Schema, part: str | int) -> Schema | None:
 
 def _where(path: KeyPath, raw: Mapping[str, Any]) -> str:
     """A path as users write it, with terms by name."""
-    parts = [str(part + 1) if isinstance(part, int) else part for part in path]
+    parts = [str(part + 1) if isinstance(part, int) else part or '""' for part in path]
     if len(path) > 1 and path[0] == "term" and isinstance(path[1], int):
         parts[1] = label_of(raw["term"], path[1])
     return ".".join(parts)
@@ -198,7 +207,7 @@ def allowed(schema: Schema, node: Schema) -> str:
     if kind in ("integer", "number"):
         return f"a {'whole ' if kind == 'integer' else ''}number{_bounds(node)}"
     if kind == "array":
-        return f"a list of {'strings' if node['items'].get('type') == 'string' else 'tables'}"
+        return f"a list of {_MANY.get(node['items'].get('type'), 'tables')}"
     words = {"boolean": "true or false", "string": "a string", "object": "a table", None: "a table with a kind"}
     return words[kind]
 

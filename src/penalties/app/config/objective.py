@@ -4,13 +4,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import InputError, MissingLibraryError, OptionError, PenaltiesError, did_you_mean, said
+from ...functional.penalty import facts_of
 from ...pipeline import Term, schedules
 from ...pipeline.catalogue import BUILT_IN, find
 from ...pipeline.config import pipeline_of
 from ...pipeline.output import BASE
+from ...training import adapters
 from ...training.losses import BY_NAME
 from ...training.objective import objective_of
-from ..problems import Problem, joined, nearest, shown
+from ...training.packing import LOGITS
+from ..problems import Problem, joined, nearest, shown, toml_value
 from .messages import label_of
 from .options import inputs_of, wrong_value
 from .reading import UNKNOWN
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from .config import Config
     from .tables import TermTable
 
-__all__ = ["INPUTS", "LOCAL_INPUTS", "LOSSES", "arguments", "base_term", "loss_problems", "term_problems"]
+__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE"]
+__all__ += ["arguments", "base_term", "is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
 
 INPUTS: Final[Mapping[str, str]] = {
     "logprobs": "log-probabilities of the targets, one tensor per datum",
@@ -38,8 +42,34 @@ LOCAL_INPUTS: Final[Mapping[str, str]] = {
 }
 """The inputs that terms may read from a model in this process."""
 
-LOSSES: Final = ("cross_entropy", "dpo")
-"""The base losses that need nothing but lines of prompts and completions, or pairs."""
+BY_RULE: Final[Mapping[str, str]] = {
+    "<reference>": "a reference by its name under [references], one tensor per datum",
+    "flat_<reference>": "the same, one sequence after the other",
+    "step": "the number of finished steps, for your own function that has a parameter of this name",
+}
+"""The other inputs of every backend: those whose names depend on the config, and what a function gets by its name."""
+
+LOCAL_BY_RULE: Final[Mapping[str, str]] = {
+    "<reference>.logits": "logits of a reference of kind initial or client, over all tokens",
+    "flat_logits": "logits, one sequence after the other",
+    "flat_hidden.<layer>": "hidden states, one sequence after the other",
+}
+"""The same of a model in this process."""
+
+_ESTIMATING: Final = {f"{adapters.__name__}:{name}": name for name in ("kl", "entropy")}
+"""The terms over a batch that estimate a sum over all tokens where each position has one."""
+
+NONE: Final = "none"
+"""No base loss: the terms alone."""
+
+LOSSES: Final = (*BY_NAME, NONE)
+"""The base losses by name."""
+
+_WITH_LOGITS: Final = ("initial", "client")
+"""The kinds of references that have logits."""
+
+_CANDIDATES: Final = "reverse_kl"
+"""The loss whose lines have candidates for each token."""
 
 
 def arguments(table: "TermTable", steps: int) -> dict[str, Any]:
@@ -58,10 +88,12 @@ def base_term(path: str, options: Mapping[str, Any]) -> Term:
     return term.replace(inputs=("data", "logprobs")) if by_position else term
 
 
-def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Problem]:
-    """Problems with the base loss."""
+def loss_problems(config: "Config", references: Iterable[str], *, code: bool) -> Iterator[Problem]:
+    """Problems with the base loss; a function of the user's is imported if `code` says so."""
     train, named = config.train, sorted(references)
-    if ":" in train.loss:
+    if is_path(train.loss):
+        if not code:
+            return
         try:
             term = base_term(train.loss, train.loss_options)
         except OptionError as error:
@@ -74,21 +106,37 @@ def loss_problems(config: "Config", references: Iterable[str]) -> Iterator[Probl
         yield from _reads("train.loss", term, config, named, base=True)
         return
     if train.loss not in LOSSES:
-        reason = ", which needs more than lines of text have" if train.loss in BY_NAME else ""
         names = ", ".join(f'"{one}"' for one in LOSSES)
         hint = nearest(train.loss, LOSSES, quoted=True)
-        yield Problem(
-            "train.loss",
-            f'found {shown(train.loss)}{reason}; expected {names} or "package.module:function"{hint}',
-        )
+        message = f'found {shown(train.loss)}; expected {names} or "package.module:function"{hint}'
+        yield Problem("train.loss", message)
+        return
+    if train.loss == NONE:
+        yield from _no_loss(config)
         return
     yield from _loss_options(train.loss, train.loss_options)
-    if train.loss == "dpo" and "reference" not in named and len(named) != 1:
+    if needs_reference(train.loss) and "reference" not in named and len(named) != 1:
         add = 'add [references] with initial = { kind = "initial" }'
         fix = 'name the one to compare with "reference"' if named else add
         yield Problem(
-            "train.loss", f'found "dpo", which compares with one reference, but there are {len(named)}; {fix}'
+            "train.loss",
+            f'found "{train.loss}", which compares with one reference, but there are {len(named)}; {fix}',
         )
+    if train.loss == _CANDIDATES and config.backend.server == "averages":
+        found = f'found "{train.loss}", which has several targets per position'
+        yield Problem("train.loss", f"{found}; a server that averages takes one: train on another backend")
+
+
+def _no_loss(config: "Config") -> Iterator[Problem]:
+    if not any(table.enabled for table in config.term):
+        yield Problem("train.loss", f'found "{NONE}", but there is no [[term]] to train on; add one, or name a loss')
+    for option, value in config.train.loss_options.items():
+        yield Problem(f"train.loss_options.{option}", f"found {shown(value)}; expected no options without a loss")
+
+
+def needs_reference(loss: str) -> bool:
+    """Whether a loss by name compares with a reference."""
+    return loss in BY_NAME and "reference" in inputs_of(BY_NAME[loss])
 
 
 def _loss_options(loss: str, options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -108,8 +156,11 @@ def _loss_options(loss: str, options: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"train.loss_options.{option}", message)
 
 
-def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str]) -> Iterator[Problem]:
-    """Problems with the terms and with the names of references; `raw` has the terms as they were read."""
+def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str], *, code: bool) -> Iterator[Problem]:
+    """Problems with the terms and with the names of references; `raw` has the terms as they were read.
+
+    Functions of the user's are imported if `code` says so.
+    """
     named: list[str] = []
     for name in sorted(references):
         if not name.isidentifier():
@@ -123,7 +174,7 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
     names: dict[str, str] = {}
     for index, table in enumerate(config.term):
         where = f"term.{label_of(raw, index)}"
-        if table.fn == UNKNOWN:
+        if table.fn == UNKNOWN or (is_path(table.fn) and not code):
             continue
         term, problems = _built(where, table, config.train.steps)
         yield from problems
@@ -135,7 +186,33 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
             )
             yield Problem(f"{where}.name", message)
         names.setdefault(term.name, where)
-        yield from _reads(f"{where}.inputs", term, config, named, base=False)
+        read = list(_reads(f"{where}.inputs", term, config, named, base=False))
+        yield from read
+        if not read and not problems:
+            yield from _estimates(f"{where}.fn", table, term, config)
+
+
+def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> Iterator[Problem]:
+    """An estimator over tokens of a data set, of which it says nothing: it is for tokens that the model sampled."""
+    facts = facts_of(BUILT_IN.get(table.fn))
+    what = _ESTIMATING.get(table.fn) if facts is None else facts.estimates
+    if (
+        what is None
+        or config.data.sampled
+        or "logprobs" not in {name.removeprefix("flat_") for name in term.inputs.values()}
+    ):
+        return
+    exact = next(name for name, fn in BUILT_IN.items() if (of := facts_of(fn)) is not None and of.divergence == what)
+    other = term.inputs.get("reference", "").removeprefix("flat_")
+    inputs = {"p": "logits", **({"q": f"{other}{LOGITS}"} if other else {}), "mask": "mask"}
+    fix = f'fn = "{exact}" with inputs = {toml_value(inputs)} and options = {{ logits = true }} is exact'
+    if config.backend.kind != "local":
+        fix += ', with backend.kind = "local"'
+    yield Problem(
+        where,
+        f"found {shown(table.fn)}, which is for tokens that the model itself sampled, and a data set has others; "
+        f"{fix}; or set data.sampled = true if the model sampled them",
+    )
 
 
 _ANY: Final = Term("l1", inputs="logprobs")
@@ -171,13 +248,27 @@ def _option_problem(function: Any, option: str, value: Any) -> str | None:
     return None
 
 
+def path_problem(path: str) -> str | None:
+    """What is wrong with the path of a function of the user's, which is imported; None if nothing is."""
+    try:
+        _found(path)
+    except OptionError as error:
+        return _of_option(error)
+    return None
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is the path of a function of the user's, which looking it up imports."""
+    return ":" in name
+
+
 def _found(path: str) -> Any:
-    """The function that a path names; an exception during the import is an error about the path."""
+    """The function that a path names; whatever ends the import is an error about the path."""
     try:
         return find(path)
     except PenaltiesError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         expected = f'"package.module:function" that can be imported ({said(error)})'
         raise OptionError("Term", "fn", path, expected) from error
 
@@ -192,8 +283,10 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
     """Inputs of a term that do not exist."""
     local = config.backend.kind == "local"
     given = dict.fromkeys(references, True)
+    # How many there are is in the lines; that there are several is what matters here.
+    candidates = 2 if config.train.loss == _CANDIDATES else None
     try:
-        objective_of(term if base else None, [] if base else [term], given, None, candidates=None, local=local)
+        objective_of(term if base else None, [] if base else [term], given, None, candidates=candidates, local=local)
     except (InputError, OptionError) as error:
         known = [*references, *INPUTS, *(LOCAL_INPUTS if local else ())]
         unknown = [name for name in term.inputs.values() if not _is_input(name, references)]
@@ -202,11 +295,17 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
             return
         hint = nearest(unknown[0], known) or "; references are named under [references]"
         yield Problem(where, f'found "{unknown[0]}"{hint} (the inputs are {", ".join(known)})')
+        return
+    for name in term.inputs.values():
+        table = config.references.get(name.removeprefix("flat_").removesuffix(LOGITS))
+        if name.endswith(LOGITS) and table is not None and table.kind not in _WITH_LOGITS:
+            kinds = " or ".join(f'"{kind}"' for kind in _WITH_LOGITS)
+            yield Problem(where, f'found "{name}", of a reference of kind "{table.kind}"; expected one of kind {kinds}')
 
 
 def _is_input(name: str, references: Sequence[str]) -> bool:
     """Whether a model, here or on a server, or a reference has an input of this name."""
-    plain = name.removeprefix("flat_")
+    plain = name.removeprefix("flat_").removesuffix(LOGITS)
     return name in INPUTS or plain in references or plain.partition(".")[0] in ("params", "logits", "hidden")
 
 

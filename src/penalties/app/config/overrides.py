@@ -3,14 +3,20 @@
 import math
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, time
 from typing import Any, Final, TypeGuard, cast
 
 from ..problems import Problem
 from .messages import label_of
 
-__all__ = ["override", "value_of"]
+__all__ = ["DEEPEST", "override", "value_of"]
+
+DEEPEST: Final = 50
+"""Levels of tables and arrays in a config."""
+
+_EITHER: Final[Mapping[tuple[str, ...], str]] = {("train", "steps"): "epochs", ("train", "epochs"): "steps"}
+"""Two keys that exclude each other: the one that is set removes the other."""
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -19,7 +25,7 @@ def override(raw: dict[str, Any], given: Sequence[str], tables: Sequence[str]) -
     """Set values, each given as `key=value`, in what was read; returns a problem for each that cannot be set.
 
     A value is read as TOML; if it is not valid TOML, it is a string. Without a value the key is removed, so that its
-    default applies. Terms go by name, or by number from 1.
+    default applies. Terms go by name, or by number from 1. `train.steps` replaces `train.epochs`, and the reverse.
 
     >>> raw = {"train": {"steps": 60, "seed": 1}, "term": [{"fn": "kl_estimate", "name": "kl"}]}
     >>> override(raw, ["train.steps=200", "train.seed=", "kl.weight=0.1", "model.name=tiny"], ["model", "train"])
@@ -31,10 +37,12 @@ def override(raw: dict[str, Any], given: Sequence[str], tables: Sequence[str]) -
     for one in given:
         key, equals, text = one.partition("=")
         path = [part.strip() for part in key.split(".")]
-        if not equals or len(path) < 2 or not all(path):
+        if not equals or not 2 <= len(path) <= DEEPEST or not all(path):
             problems.append(Problem(f"--set {one}", "expected a key and a value, such as train.steps=200"))
             continue
         message = _put(raw, path, text.strip(), tables)
+        if message is None and text.strip() and tuple(path) in _EITHER:
+            raw["train"].pop(_EITHER[tuple(path)], None)
         if message is not None:
             problems.append(Problem(f"--set {one}", message))
     return problems
@@ -83,7 +91,8 @@ def value_of(text: str) -> Any:
         return text.lower() == "true"
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
+        # It is not TOML, has thousands of digits, or is nested too deeply.
         return float(text) if _NUMBER.fullmatch(text) else text
     value = found["value"]
     # A date, or a number such as inf or nan, is meant as a name.

@@ -28,7 +28,7 @@ class Linear(Table):
 
     kind: Literal["linear"]
     start: _Value = 0.0
-    """The value at step 0."""
+    """The value at the first step."""
     end: _Value | None = None
     """The value at the last of the steps; by default the weight."""
     steps: Annotated[int, Field(ge=1)] | None = None
@@ -40,7 +40,7 @@ class Warmup(Table):
 
     kind: Literal["warmup"]
     steps: Annotated[int, Field(ge=0)]
-    """The step at which the value is reached."""
+    """The number of steps after which the value is reached."""
     value: _Value | None = None
     """The value; by default the weight."""
 
@@ -50,7 +50,7 @@ class Cosine(Table):
 
     kind: Literal["cosine"]
     start: _Value | None = None
-    """The value at step 0; by default the weight."""
+    """The value at the first step; by default the weight."""
     end: _Value = 0.0
     """The value at the last of the steps."""
     steps: Annotated[int, Field(ge=1)] | None = None
@@ -64,7 +64,7 @@ class Exponential(Table):
     rate: _Value
     """The factor at each step."""
     value: _Value | None = None
-    """The value at step 0; by default the weight."""
+    """The value at the first step; by default the weight."""
 
 
 class Piecewise(Table):
@@ -72,7 +72,7 @@ class Piecewise(Table):
 
     kind: Literal["piecewise"]
     values: Annotated[dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]*)$")], _Value], Field(min_length=1)]
-    """Values by the step from which they apply, such as `{ 0 = 0.0, 100 = 0.1 }`."""
+    """Values by the number of finished steps from which they apply, such as `{ 0 = 0.0, 100 = 0.1 }`."""
 
 
 class Product(Table):
@@ -87,7 +87,7 @@ class Part(Table):
     """A schedule, and how long it applies."""
 
     schedule: "ScheduleTable"
-    """The schedule, whose step 0 is the start of its part."""
+    """The schedule, whose first step is the first of its part."""
     steps: Annotated[int, Field(ge=1)]
     """How many steps it applies."""
 

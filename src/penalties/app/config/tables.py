@@ -3,11 +3,13 @@
 Editors show these docstrings beside the keys. Whether tables fit together is checked in `checks.py`.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from ...pipeline.term import LONGEST_TIMEOUT
 from .schedules import ScheduleTable
 from .table import Table
 
@@ -15,12 +17,14 @@ __all__ = [
     "BackendTable",
     "ClientTable",
     "DataTable",
+    "ExecutorTable",
     "InitialTable",
     "MLflowTable",
     "ModelTable",
     "OpenTelemetryTable",
     "PerturbedTable",
     "ReferenceTable",
+    "SamplesTable",
     "SinksTable",
     "TensorBoardTable",
     "TermTable",
@@ -51,6 +55,18 @@ class ModelTable(Table):
     """The precision of the model, such as `"bfloat16"`; by default that of its files. Local backend."""
 
 
+def _reduction(server: str) -> str:
+    """How a server reduces, for the names of servers that configs had."""
+    if server == "skyrl":
+        warnings.warn(
+            'backend.server = "skyrl" stands for "averages", which only SkyRL\'s JAX backend does; its torch backends, '
+            'fsdp and megatron, sum: write "averages" or "sums"',
+            FutureWarning,
+            stacklevel=2,
+        )
+    return {"tinker": "sums", "skyrl": "averages"}.get(server, server)
+
+
 class BackendTable(Table):
     """Where the model is trained."""
 
@@ -58,17 +74,21 @@ class BackendTable(Table):
     """In this process, or on a server of the Tinker API. Its key is read from TINKER_API_KEY only."""
     base_url: _Text | None = None
     """The server's address; by default TINKER_BASE_URL, or the hosted service. Backend tinker."""
-    server: Literal["tinker", "skyrl"] = "tinker"
-    """How the server reduces a loss: it sums over tokens ("tinker") or averages ("skyrl"). Backend tinker."""
+    server: Annotated[Literal["sums", "averages", "probe", "tinker", "skyrl"], AfterValidator(_reduction)] = "sums"
+    """Whether the server `"sums"` a loss, as Tinker does, or `"averages"`; `"probe"` finds out. Backend tinker."""
 
 
 class DataTable(Table):
-    """The training data: a file of JSON lines."""
+    """The training data: JSON lines, text, Parquet, or a folder of the library datasets."""
 
-    path: _Text
-    """Lines of `prompt` and `completion`; with `loss = "dpo"` of `prompt`, `chosen` and `rejected`."""
+    path: _Text | Annotated[list[_Text], Field(min_length=1)]
+    """A file, or a list: `prompt` and `completion`, `messages`, or `text`, and what `loss` needs, such as pairs."""
+    weights: list[Annotated[float, Field(gt=0)]] | None = None
+    """The odds of each file of a list to be drawn from; by default each pass has every line of all files once."""
     eval_path: _Text | None = None
-    """The file of held-out data, with the same keys; without it, nothing is evaluated."""
+    """The file of held-out data, in any of these forms; without it, nothing is evaluated."""
+    sampled: bool = False
+    """Whether the model itself sampled the completions, as `kl_estimate` and `entropy_estimate` need it."""
     on_bad_line: Literal["error", "skip"] = "error"
     """What to do about a line that cannot be used: stop before training, or leave it out."""
     shuffle: bool = True
@@ -80,20 +100,29 @@ class DataTable(Table):
     end_token: bool = True
     """Whether the end-of-text token is added to every completion, and learned too."""
 
+    @property
+    def paths(self) -> list[str]:
+        """The files to train on."""
+        return [self.path] if isinstance(self.path, str) else list(self.path)
+
 
 class TrainTable(Table):
     """How the model is trained."""
 
     steps: _Count = 100
     """The number of optimizer steps."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """The number of passes through the data, instead of `steps`."""
     batch_size: _Count = 8
     """The number of lines per step."""
+    micro_batch_tokens: _Count | Literal["auto"] | None = None
+    """The most tokens through the model at once, or `"auto"`: less memory, but a second forward. Local backend."""
     loss: _Text = "cross_entropy"
-    """The base loss: `"cross_entropy"`, `"dpo"`, or `"package.module:function"`, a function of (data, logprobs)."""
+    """The base loss: a name (`penalties list loss`), `"none"`, or `"package.module:function"`, of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})
     """Options of the base loss, such as `{ beta = 0.1 }`."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Whether cross_entropy is the mean or the sum over the learned tokens of a batch."""
+    """Whether cross_entropy and importance_sampling are means or sums over the learned tokens of a batch."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The learning rate of AdamW: about how far a step moves each weight."""
     schedule: ScheduleTable | None = None
@@ -112,10 +141,53 @@ class TrainTable(Table):
     """The seed of the adapter's initial weights and of the order of the data."""
     checkpoint_every: _Whole = 20
     """Steps between checkpoints; 0: only at the end. There is always one at the end."""
+    keep: _Count = 2
+    """How many of the last checkpoints are kept, besides the best; with 1 there is none to fall back on."""
     eval_every: _Count = 20
     """Steps between evaluations on `data.eval_path`."""
+    best_by: _Text | None = None
+    """The held-out metric that picks the best checkpoint: `"loss"`, `"base_loss"`, a term, or `"term/own_metric"`."""
+    best_is: Literal["lowest", "highest"] = "lowest"
+    """Which value of `best_by` is the best."""
+    min_improvement: Annotated[float, Field(ge=0)] = 0.0
+    """By how much `best_by` must be better than before to count as an improvement."""
+    patience: _Count | None = None
+    """Evaluations in a row without an improvement of `best_by` after which the run ends early; by default never."""
     gradients_every: _Whole = 10
     """Steps between measurements of each term's gradient: its norm, and the cosines with the others. 0: never."""
+
+
+class ExecutorTable(Table):
+    """Where terms run that do not run in the loop itself, and for how long."""
+
+    workers: _Count | None = None
+    """The number of threads, and of processes, that run terms at once; by default that of processors."""
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] = 30.0
+    """Seconds until a term times out that has no timeout of its own."""
+    sequential: bool = False
+    """Whether every term runs in the loop itself, in order, whatever its `runs` is: for debugging."""
+    ray_address: _Text | None = None
+    """The Ray cluster of terms that run on Ray, as for `ray.init`; by default RAY_ADDRESS, or one on this machine."""
+
+
+class SamplesTable(Table):
+    """What the model says at each evaluation, and metrics of the task over that."""
+
+    prompts: list[_Text] = Field(default=[])
+    """Prompts that the model continues at each evaluation; the log, the display and the report show what it says."""
+    max_tokens: _Count = 64
+    """The maximum number of tokens of a sample."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 always takes the likeliest token; with more, samples are drawn, at each evaluation with the same seed."""
+    metrics: list[_Text] = Field(default=[])
+    """Metrics over samples for held-out prompts: `"exact_match"`, or `"package.module:function"` of the samples."""
+    lines: _Count = 32
+    """How many of the held-out lines the metrics are computed over: the first ones."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the metrics; one that returns several numbers has `name/key` for each."""
+        return [metric.rpartition(":")[2] for metric in self.metrics]
 
 
 class InitialTable(Table):
@@ -191,8 +263,8 @@ class TermTable(Table):
     """Whether it has a gradient; otherwise it counts as a constant."""
     runs: Literal["inline", "thread", "process", "async", "ray"] = "inline"
     """Where it runs: in the loop itself (`"inline"`), or in a thread, a process, an event loop or a Ray cluster."""
-    timeout: Annotated[float, Field(gt=0, le=300)] | None = None
-    """Seconds until it times out; 30 by default."""
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] | None = None
+    """Seconds until it times out; by default `executor.timeout`."""
     on_error: Literal["raise", "skip"] = "raise"
     """What to do if it fails: end the run, or leave it out of that step."""
     every: _Count = 1
@@ -201,6 +273,10 @@ class TermTable(Table):
     """Whether it may run again after its worker was lost."""
     chunk: _Count | None = None
     """Rows computed at a time, to save memory; all of them by default."""
+    scope: Literal["mean", "sum", "step"] | None = None
+    """How trainers that split a step add it up; by default what its inputs and its reduction say."""
+    compile: bool | _Text = False
+    """Whether torch.compile makes a graph of it, or by which of its backends."""
     schedule: ScheduleTable | None = None
     """The weight as a function of the step; constant by default."""
     wrap: list[WrapTable] = Field(default=[])

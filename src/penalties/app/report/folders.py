@@ -1,11 +1,13 @@
 """The runs in the given folders, and their names."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from ...files import read_plain
 from ..runs.disk import RunError
 
 __all__ = ["named", "runs_in"]
@@ -25,7 +27,8 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
 
 
 def _runs(folder: Path) -> list[Path]:
-    if not folder.is_dir() or _is_run(folder):
+    # That of os.path says no where a name is too long.
+    if not os.path.isdir(folder) or _is_run(folder):
         return [folder]
     below = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
     if not below:
@@ -44,9 +47,9 @@ def _is_run(folder: Path) -> bool:
 def _order(path: Path) -> list[str]:
     """The folder names in the order of an ablation; empty if its file cannot be read."""
     try:
-        entries: Any = json.loads(path.read_text("utf-8"))["runs"]
+        entries: Any = json.loads(read_plain(path))["runs"]
         return [str(cast("dict[str, Any]", entry)["folder"]) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

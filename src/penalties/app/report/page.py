@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...errors import MissingLibraryError
 from ...files import write_atomically
+from ..problems import counted
 from ..runs.disk import RunError, writing
 from .charts.palette import css
 from .charts.scales import seconds, steps_shown
@@ -20,10 +21,20 @@ from .config_text import differences, toml
 from .folders import named, runs_in
 from .reading import read
 from .runlog import RunLog
-from .sections import colors, cosines, count_series, events, failures, figures, term_note, term_rows, time_rows
+from .sections import (
+    colors,
+    cosines,
+    count_series,
+    events,
+    failures,
+    figures,
+    samples,
+    term_note,
+    term_rows,
+    time_rows,
+)
 from .summary import Summary, summarise
 from .verdict.findings import Verdict
-from .verdict.history import steps_words
 from .verdict.judge import judge
 from .verdict.sentences import short
 
@@ -49,7 +60,8 @@ class Report:
         """Write the page to one file that works offline; a reader never sees an incomplete page."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, self.html)
+            # Half of a surrogate pair, as in a name that is not UTF-8, is shown as an escape.
+            write_atomically(path, self.html.encode("utf-8", "backslashreplace"))
 
 
 def make(runs: Sequence[Path]) -> Report:
@@ -103,6 +115,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) 
         "cosines": cosines(run, summary, css_of),
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),
+        "samples": samples(run),
         "events": events(run),
         "config": None if run.config is None else toml(run.config),
     }
@@ -114,7 +127,7 @@ def _facts(run: RunLog, summary: Summary) -> list[str]:
     facts = [f"model {model}"] if model else []
     if backend:
         facts.append(f"{backend} backend")
-    facts.append(steps_words(len(run.steps)))
+    facts.append(counted(len(run.steps), "step", steps_shown))
     if summary.tokens:
         facts.append(f"{steps_shown(summary.tokens)} tokens")
     if summary.seconds:

@@ -1,6 +1,7 @@
 """Reading a run's folder, `metrics.jsonl` and `config.json`, into columns."""
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from ...errors import said
+from ...files import read_plain
 from ...pipeline.output import BASE
 from ..privacy import hide
-from ..runs.disk import RunError
+from ..problems import toml_value
+from ..runs.disk import RunError, reason
+from ..runs.run import Run
 from .runlog import EMPTY, Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
 
 if TYPE_CHECKING:
-    from .records import Loss, LossRecord, Part
+    from .records import Loss, LossRecord, Part, SamplesRecord
 
 __all__ = ["number", "read"]
 
@@ -33,17 +36,17 @@ def read(folder: Path) -> RunLog:
     was resumed from an earlier step, the repeated steps replace the first ones.
     """
     path = folder / _LOG
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise RunError(f"{folder} is not a folder; expected the folder of a run, as `penalties train` writes it", 2)
     try:
-        text = hide(path.read_bytes().decode("utf-8", "replace"))
+        text = hide(read_plain(path).decode("utf-8", "replace"))
     except FileNotFoundError:
-        if not (folder / _CONFIG).is_file():
+        if not Run(folder).exists():
             raise RunError(f"{folder} is not the folder of a run: it has no {_LOG}", 2) from None
         # The run failed before its first line.
         text = ""
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {said(error)}") from error
+        raise RunError(f"{path} cannot be read: {reason(error)}") from error
     *complete, rest = text.split("\n")
     log = _Log()
     unreadable = [at for at, line in enumerate(complete, 1) if line and not log.add(line)]
@@ -61,6 +64,11 @@ def read(folder: Path) -> RunLog:
         terms={name: taken.term(name) for name in names},
         cosines=taken.cosines(names),
         evaluations=_evaluations(log.evaluations, taken.steps, names),
+        spoken={
+            one["step"]: [(each["prompt"], each["text"]) for each in one.get("samples", ())]
+            for one in log.samples.values()
+        },
+        task=_task(log.samples),
         events=log.events,
         config=config,
         started=log.started,
@@ -94,6 +102,8 @@ class _Log:
         """What the gradients of terms are measured with respect to."""
         self.evaluations: list[tuple[int, LossRecord]] = []
         """The number of step records before each evaluation, and its record."""
+        self.samples: dict[int, SamplesRecord] = {}
+        """By step: a run that was resumed repeats them."""
         self.events: list[Event] = []
         self.started: str | None = None
 
@@ -106,7 +116,11 @@ class _Log:
         if record is None:
             return True
         if record["kind"] == "event":
-            self.events.append(Event(record["step"], str(record.get("event", "")), str(record.get("message", ""))))
+            kind, message, best = str(record.get("event", "")), str(record.get("message", "")), record.get("best")
+            best = best if isinstance(best, int) else None
+            self.events.append(Event(record["step"], kind, message, best, record.get("early") is True))
+        elif record["kind"] == "samples":
+            self.samples[record["step"]] = record
         elif record["kind"] == "eval":
             self.evaluations.append((len(self.steps), record))
         else:
@@ -237,13 +251,19 @@ def _series(steps: Sequence[int], found: Sequence[Any]) -> Series:
 
 def _evaluations(found: "Sequence[tuple[int, LossRecord]]", steps: Ints, names: Sequence[str]) -> Evaluations:
     # If the run repeated earlier steps after an evaluation, the evaluation was or will be repeated too.
-    losses = {one["step"]: one["loss"] for before, one in found if not np.any(steps[before:] < one["step"])}
+    losses = {one["step"]: one["loss"] for before, one in found if not np.any(steps[before:] <= one["step"])}
     at = sorted(losses)
     contributions = {name: _series(at, [_contribution(losses[step], name) for step in at]) for name in names}
     return Evaluations(
         _series(at, [losses[step]["loss_total"] for step in at]),
         {name: series for name, series in contributions.items() if len(series)},
     )
+
+
+def _task(found: "Mapping[int, SamplesRecord]") -> dict[str, Series]:
+    names = dict.fromkeys(name for one in found.values() for name in one.get("metrics", {}))
+    at = sorted(found)
+    return {name: _series(at, [found[step].get("metrics", {}).get(name) for step in at]) for name in names}
 
 
 def _contribution(loss: "Loss", name: str) -> Any:
@@ -291,12 +311,16 @@ def _at(series: Series, steps: Ints) -> Floats:
 
 
 def _config(folder: Path) -> dict[str, Any] | None:
+    """The config; None if it is not one, since a report needs only the log."""
+    from .records import check_config
+
     try:
-        config = json.loads(hide((folder / _CONFIG).read_text("utf-8")))
-    except (OSError, ValueError):
-        # A report needs only the log.
+        config: Any = json.loads(hide(read_plain(folder / _CONFIG).decode()))
+        check_config(config)
+        toml_value(config)  # to see whether it can be shown: it may be nested too deeply
+    except (OSError, ValueError, RecursionError):
         return None
-    return cast("dict[str, Any]", config) if isinstance(config, dict) else None
+    return config
 
 
 def _in_order(found: Mapping[str, None], config: Mapping[str, Any] | None) -> list[str]:

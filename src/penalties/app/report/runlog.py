@@ -115,6 +115,10 @@ class Event:
     step: int
     kind: str
     message: str
+    best: int | None = None
+    """At a checkpoint: the step of the best one so far, which is kept beside it."""
+    early: bool = False
+    """At the end: whether the run ended before its last step, since it did not improve any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,10 @@ class RunLog:
     cosines: Mapping[tuple[str, str], Series] = field(default_factory=dict[tuple[str, str], Series])
     """Between the gradients of two terms, in the order of the terms."""
     evaluations: Evaluations = Evaluations()
+    spoken: Mapping[int, Sequence[tuple[str, str]]] = field(default_factory=dict[int, Sequence[tuple[str, str]]])
+    """Prompts and what the model said to them, by the number of finished steps."""
+    task: Mapping[str, Series] = field(default_factory=dict[str, Series])
+    """Metrics over samples."""
     events: Sequence[Event] = ()
     config: Mapping[str, Any] | None = None
     started: str | None = None
@@ -167,6 +175,11 @@ class RunLog:
         """How many steps the config asks for."""
         steps = self.training("steps")
         return steps if isinstance(steps, int) else None
+
+    @property
+    def early(self) -> bool:
+        """Whether it ended early, because it did not improve any more."""
+        return any(event.kind == "finished" and event.early for event in self.events)
 
     def training(self, key: str) -> Any:
         """The value of a key in the config's `[train]` table; None if it has none."""

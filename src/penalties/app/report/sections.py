@@ -19,11 +19,14 @@ from .charts.stacks import folded, stack
 from .runlog import RunLog, Series, inputs_in_words
 from .summary import Ends, Summary, shares
 
-__all__ = ["colors", "cosines", "count_series", "events", "failures", "figures", "term_note", "term_rows", "time_rows"]
+__all__ = ["colors", "cosines", "count_series", "events", "failures", "figures", "samples", "term_note"]
+__all__ += ["term_rows", "time_rows"]
 
 _NONE: Final = "–"
 _MINUS: Final = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
 """The sign of negative numbers and exponents, but not hyphens in names and dates."""
+_SAMPLED: Final = 4
+"""Of how many evaluations samples are shown."""
 _EVENTS: Final = 40
 """How many events are listed; a run with many warnings has more."""
 
@@ -46,7 +49,7 @@ def figures(run: RunLog, css: Mapping[str, str], points: int) -> dict[str, list[
         "loss": _loss(run, css, frame),
         "gradient": _gradient(run, css, frame),
         "weights": _weights(run, css, frame),
-        "held_out": _held_out(run, css, frame),
+        "held_out": [*_held_out(run, css, frame), *_task(run, frame)],
         "time": _time(run, css, frame),
     }
 
@@ -130,6 +133,29 @@ def _held_out(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]
         drawn = [Line(name, css[name], parts[name]) for name in names]
         found.append(lines("Held-out terms", drawn, zero=True, frame=frame, note="weight × value of every term"))
     return found
+
+
+def _task(run: RunLog, frame: Frame) -> list[Figure]:
+    # A chart for each: their scales have nothing in common.
+    return [
+        lines(name, [Line(name, "plain", series)], frame=frame, note="over samples for held-out prompts")
+        for name, series in run.task.items()
+        if len(series)
+    ]
+
+
+def samples(run: RunLog) -> list[tuple[str, str, str]]:
+    """What the model said: the step, the prompt and the text; for each prompt, the first and the last evaluations."""
+    steps = sorted(step for step, said in run.spoken.items() if said)
+    some = steps if len(steps) <= _SAMPLED else [steps[0], *steps[1 - _SAMPLED :]]
+    prompts = dict.fromkeys(prompt for step in some for prompt, _ in run.spoken[step])
+    return [
+        (steps_shown(step), prompt, text)
+        for prompt in prompts
+        for step in some
+        for asked, text in run.spoken[step]
+        if asked == prompt
+    ]
 
 
 def _time(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:

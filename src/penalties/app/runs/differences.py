@@ -6,16 +6,22 @@ from typing import Any, Final, cast
 
 __all__ = ["differences"]
 
-# What may change when a run is resumed: its length, and what is written and measured, not what is trained. Data are
-# compared by their contents.
+# What may change when a run is resumed: its length, where terms run, what goes through the model at once, and what is
+# written, measured and checked, not what is trained. Data are compared by their contents.
 _FREE: Final = (
     "train.steps",
+    "train.micro_batch_tokens",
     "train.checkpoint_every",
+    "train.keep",
     "train.eval_every",
+    "train.patience",
     "train.gradients_every",
     "data.path",
     "data.eval_path",
+    "data.sampled",
+    "executor",
     "folder",
+    "samples",
     "sinks",
 )
 

@@ -1,17 +1,19 @@
-"""Errors of the disk that say what to do, and folders that disappear as a whole."""
+"""Errors of the disk that say what to do, JSON files of a run, and folders that disappear as a whole."""
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from ...errors import PenaltiesError, said
+from ...files import read_plain
 
-__all__ = ["RunError", "discard", "writing"]
+__all__ = ["RunError", "discard", "read_object", "reason", "remove", "writing"]
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -29,8 +31,11 @@ class RunError(PenaltiesError):
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Generator[None]:
-    """Turn errors of the disk into a `RunError` that says what to do; other errors pass."""
+def writing(path: Path, option: str = "--run") -> Generator[None]:
+    """Turn errors of the disk into a `RunError` that says what to do; other errors pass.
+
+    `option` is that of the command which chooses another folder.
+    """
     try:
         yield
     except Exception as error:
@@ -40,11 +45,11 @@ def writing(path: Path) -> Generator[None]:
         if number in _FULL:
             raise RunError(f"{path} could not be written: the disk is full; free some space, then resume") from error
         if number in _CLOSED:
-            reason = os.strerror(number).lower()
             raise RunError(
-                f"{path} could not be written: {reason}; make the folder writable, or choose another with --run"
+                f"{path} could not be written: {os.strerror(number).lower()}; make the folder writable, or choose "
+                f"another with {option}"
             ) from error
-        raise RunError(f"{path} could not be written: {said(error)}") from error
+        raise RunError(f"{path} could not be written: {reason(error)}") from error
 
 
 def _number(error: Exception) -> int | None:
@@ -55,10 +60,41 @@ def _number(error: Exception) -> int | None:
     return None if found is None else int(found[1])
 
 
+def reason(error: Exception) -> str:
+    """Why something failed, in a few words; the disk's own where it was the disk.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "lines.jsonl"))
+    'no such file or directory'
+    """
+    words = error.strerror if isinstance(error, OSError) and error.strerror else ""
+    return words[:1].lower() + words[1:] if words else said(error)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run; a `RunError` if it is anything else."""
+    try:
+        found = json.loads(read_plain(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {reason(error)}; restore the file") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is not a JSON object; restore the file")
+    return cast("dict[str, Any]", found)
+
+
 def discard(folder: Path) -> None:
     """Remove a folder, which disappears as a whole."""
     with contextlib.suppress(FileNotFoundError):
         gone = folder.with_name(f".{folder.name}.gone")
-        shutil.rmtree(gone, ignore_errors=True)
+        remove(gone)
         folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        remove(gone)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder as far as possible, or whatever else has this name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 
 from ...errors import MissingLibraryError
-from .disk import RunError
+from ...files import check_plain, open_plain, read_plain
+from .disk import RunError, reason
 
 __all__ = ["Lock"]
 
@@ -34,6 +35,10 @@ class Lock:
         except ImportError as error:
             raise MissingLibraryError("a run folder", "filelock", extra="cli") from error
 
+        try:
+            check_plain(path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be locked: {reason(error)}; remove it, then try again", 2) from error
         # thread_local=False: a run may be closed by another thread than the one that opened it.
         self._lock = filelock.FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
         try:
@@ -48,8 +53,11 @@ class Lock:
                 f"{path} cannot be locked ({error}); choose a folder on a file system with locks, by --run", 2
             ) from error
         # Windows lets nobody write to a locked file: there the holder has no name.
-        with contextlib.suppress(OSError):
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        with (
+            contextlib.suppress(OSError),
+            open(open_plain(path, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as file,
+        ):
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
 
     def release(self) -> None:
         """Let others acquire it. Releasing twice is the same as releasing once."""
@@ -58,5 +66,5 @@ class Lock:
 
 def _holder(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_text(errors="replace").strip() or "another process"
+        return read_plain(path).decode(errors="replace").strip() or "another process"
     return "another process"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...encoding import dumps, loads
-from ...files import end_of_lines
+from ...files import end_of_lines, open_plain
 from ..privacy import hide
-from .disk import RunError, writing
+from .disk import RunError, reason, writing
 
 __all__ = ["Log", "now", "records"]
 
@@ -31,19 +31,23 @@ def now() -> str:
 def records(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a log, without an incomplete last line; a missing log has none."""
     try:
-        file = path.open("rb")
+        descriptor = open_plain(path)
     except FileNotFoundError:
         return
-    with file:
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {reason(error)}; restore the file") from error
+    with open(descriptor, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield loads(line)
+                found: Any = loads(line)
+                wrong = "" if isinstance(found, dict) else "is not an object"
             except ValueError as error:
-                raise RunError(
-                    f"{path}, line {number} is not JSON ({error}); remove the line, or restore the file"
-                ) from error
+                found, wrong = None, f"is not JSON ({error})"
+            if wrong:
+                raise RunError(f"{path}, line {number} {wrong}; remove the line, or restore the file")
+            yield found
 
 
 class Log:
@@ -61,9 +65,7 @@ class Log:
         """Bytes that were written."""
         self._next = 0.0
         with writing(path):
-            # On Windows a descriptor would turn \n into \r\n.
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-            self._descriptor = os.open(path, flags, 0o666)
+            self._descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
             try:
                 self.cut(end_of_lines(path))
             except BaseException:
@@ -94,6 +96,11 @@ class Log:
         os.ftruncate(self._descriptor, size)
         os.lseek(self._descriptor, size, os.SEEK_SET)
         self.size = size
+
+    def cut_to_line(self, size: int) -> None:
+        """Cut off everything beyond this size, and a line that is incomplete then: the log may have been changed."""
+        self.cut(min(size, self.size))
+        self.cut(end_of_lines(self.path))
 
     def sync(self) -> None:
         """Wait until everything is on the disk."""

@@ -1,21 +1,27 @@
 """Cached references in the run's folder: the model before training is evaluated only once per datum."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...errors import InputError
+from ...files import check_plain
 from ...training.references import Initial, Provider, Teacher
-from .disk import RunError, writing
+from .disk import RunError, reason, writing
 
 __all__ = ["References"]
+
+_RESTORE: Final = "restore it, or remove it to have it computed again"
 
 
 class References:
     """The providers of a run, by name, and the files of those that cache."""
 
-    def __init__(self, providers: Mapping[str, Provider], folder: Path) -> None:
-        """Load what earlier processes saved."""
+    def __init__(
+        self, providers: Mapping[str, Provider], folder: Path, checksums: Mapping[str, Any] | None = None
+    ) -> None:
+        """Load what earlier processes saved, which must be what it was at the checkpoint that has these checksums."""
         self.providers: dict[str, Any] = dict(providers)
         self._files = {
             name: folder / f"{name}.npz"
@@ -24,9 +30,23 @@ class References:
         }
         self._known = dict.fromkeys(self._files, 0)
         for name, path in self._files.items():
-            if path.is_file():
-                self.providers[name].load(path)
-                self._known[name] = len(self.providers[name])
+            if os.path.lexists(path):
+                self._load(name, path, *(checksums or {}).get(name, (0, None)))
+
+    def _load(self, name: str, path: Path, count: int, checksum: str | None) -> None:
+        provider = self.providers[name]
+        try:
+            check_plain(path)
+            provider.load(path)
+        except (OSError, InputError) as error:
+            raise RunError(f"{path} cannot be read ({reason(error)}); {_RESTORE}") from error
+        if checksum is not None and (len(provider) < count or provider.checksum(count) != checksum):
+            raise RunError(f"{path} is not the file that the run wrote; {_RESTORE}")
+        self._known[name] = len(provider)
+
+    def checksums(self) -> dict[str, tuple[int, str]]:
+        """By name: how many data are saved, and their checksum."""
+        return {name: (count, self.providers[name].checksum(count)) for name, count in self._known.items()}
 
     def save(self) -> None:
         """Save what is new."""
@@ -68,8 +88,3 @@ class References:
                     2,
                 ) from error
         self.save()
-
-    def arrays(self, client: Any, data: list[Any], step: int) -> dict[str, Any]:
-        """The references of some data, computed now."""
-        started = {name: provider.start(client, data, step=step) for name, provider in self.providers.items()}
-        return {name: future.result() for name, future in started.items()}

@@ -15,14 +15,14 @@ import contextlib
 import json
 import os
 import re
-import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
 from ...encoding import loads
-from ...files import write_atomically
-from .disk import RunError, writing
+from ...files import check_plain, open_plain, write_atomically
+from .disk import RunError, read_object, reason, remove, writing
 from .lock import Lock
 from .log import Log, now, records
 
@@ -33,10 +33,13 @@ _METRICS: Final = "metrics.jsonl"
 _LOCK: Final = "lock"
 _REACH: Final = 65536
 # What the program writes into a run's folder; it removes nothing else.
-_FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json")
-_FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "mlflow.db", "wandb")
+_FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json", "mlflow.db")
+_FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "wandb")
 _PART: Final = re.compile(r"\.(config\.json|sinks\.json|report\.html)\.(\w+\.)?part")
+_STEP: Final = re.compile(r"\d{6,}")
 _CHECKPOINT: Final = re.compile(r"\d{6,}|\.\d{6,}\.(part|gone)")
+_ABANDONED: Final = 3600.0
+"""Seconds after which an unfinished report is taken for what a killed process left."""
 _REFERENCE: Final = re.compile(r"\w+\.npz|\.\w+\.npz(\.\w+)+")
 
 
@@ -66,6 +69,7 @@ class Run:
         """A new run, in a folder without one; `config` is resolved: a `Config`, or the result of its `to_dict`."""
         run = cls(folder)
         try:
+            run._check_kinds()
             if run.folder.is_dir():
                 run._check_own()
             with writing(run.folder):
@@ -73,6 +77,7 @@ class Run:
                 run._lock = Lock(run.folder / _LOCK)
                 run.checkpoints.mkdir(exist_ok=True)
                 run.references.mkdir(exist_ok=True)
+            run.check_whole()
             if run.begun():
                 raise RunError(
                     f"{run.folder} already has a run; resume it with --resume, or choose another folder with --run",
@@ -89,8 +94,10 @@ class Run:
     def open(cls, folder: str | Path) -> "Run":
         """The run in a folder, to be resumed."""
         run = cls(folder)
+        run.check_whole()
         if not run.exists():
-            raise RunError(f"{run.folder} is not the folder of a run: it has no {_CONFIG}", 2)
+            raise run._none()
+        run._check_kinds()
         with writing(run.folder):
             run._lock = Lock(run.folder / _LOCK)
         return run
@@ -98,20 +105,55 @@ class Run:
     def exists(self) -> bool:
         """Whether the folder is that of a run: other folders have a config.json too, such as Hugging Face models."""
         path = self.folder / _CONFIG
-        if not path.is_file() or (self.folder / _LOCK).is_file():
-            return path.is_file()
+        if not os.path.lexists(path) or os.path.lexists(self.folder / _LOCK):
+            return os.path.lexists(path)
         # A copy may lack the lock.
-        with contextlib.suppress(ValueError):
-            found = json.loads(path.read_bytes())
-            return isinstance(found, dict) and {"model", "data", "train"} <= set(cast("dict[str, Any]", found))
+        with contextlib.suppress(RunError):
+            return {"model", "data", "train"} <= set(read_object(path))
         return False
 
     def begun(self) -> bool:
         """Whether the run ever finished a step; one that did not, for example because of bad data, may be replaced."""
-        if not self.exists():
-            return False
-        saved = self.checkpoints.is_dir() and any(path.name.isdecimal() for path in self.checkpoints.iterdir())
-        return saved or any(record["kind"] == "step" for record in self.records())
+        try:
+            return any(_named(self.checkpoints, _STEP)) or any(
+                record.get("kind") == "step" for record in self.records()
+            )
+        except RunError:
+            # A log that cannot be read may have steps.
+            return True
+
+    def check_whole(self) -> None:
+        """Raise if the folder has something of a run, but no config: a new run would continue another's."""
+        if self.exists():
+            return
+        there = [self.metrics, *_named(self.checkpoints, _STEP), *_named(self.references, _REFERENCE)]
+        found = [path.relative_to(self.folder) for path in there if os.path.lexists(path)]
+        if found:
+            raise RunError(
+                f"{self.folder} has {found[0]} of a run, but no {_CONFIG}; restore that to resume the run, or choose "
+                "another folder with --run",
+                2,
+            )
+
+    def _check_kinds(self) -> None:
+        """Raise if a name of the run's is that of a link, a pipe or anything else that a run did not write.
+
+        Or if the folder's own name is not UTF-8: a checkpoint could be written there, but not be read.
+        """
+        try:
+            str(self.folder.absolute()).encode()
+        except UnicodeEncodeError:
+            raise RunError(
+                f"{self.folder.absolute()} is not a name in UTF-8; choose another folder with --run", 2
+            ) from None
+        for name in (*_FILES, *_FOLDERS):
+            path = self.folder / name
+            try:
+                check_plain(path, folder=name in _FOLDERS)
+            except OSError as error:
+                raise RunError(
+                    f"{path} cannot be used: {reason(error)}; replace it, or choose another folder with --run", 2
+                ) from error
 
     def _check_own(self) -> None:
         """Raise if the folder has anything that a run did not write."""
@@ -132,14 +174,13 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         """The resolved config of the run."""
-        path = self.folder / _CONFIG
         try:
-            found = json.loads(path.read_bytes())
+            return read_object(self.folder / _CONFIG)
         except FileNotFoundError:
-            raise RunError(f"{self.folder} is not the folder of a run: it has no {_CONFIG}", 2) from None
-        except ValueError as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
-        return found
+            raise self._none() from None
+
+    def _none(self) -> RunError:
+        return RunError(f"{self.folder} is not the folder of a run: it has no {_CONFIG}", 2)
 
     def write_config(self, config: Any) -> None:
         """Write the resolved config."""
@@ -155,7 +196,7 @@ class Run:
     def last(self) -> dict[str, Any] | None:
         """The last record of the log; None if there is none, or a crash of the machine left something else."""
         try:
-            with self.metrics.open("rb") as file:
+            with open(open_plain(self.metrics), "rb") as file:
                 # From the end: a log may have a hundred thousand lines of a few thousand bytes.
                 size = file.seek(0, os.SEEK_END)
                 reach = _REACH
@@ -163,7 +204,8 @@ class Run:
                     file.seek(max(0, size - reach))
                     *whole, _ = file.read().split(b"\n")
                     if len(whole) > 1 or reach >= size:
-                        return loads(whole[-1]) if whole else None
+                        found = loads(whole[-1]) if whole else None
+                        return cast("dict[str, Any]", found) if isinstance(found, dict) else None
                     reach *= 2
         except (FileNotFoundError, ValueError):
             return None
@@ -182,15 +224,16 @@ class Run:
         assert self._log is not None, "begin_log comes first"
         return self._log
 
-    def event(self, step: int, event: str, message: str) -> tuple[dict[str, Any], str]:
+    def event(self, step: int, event: str, message: str, **details: Any) -> tuple[dict[str, Any], str]:
         """Write an event to the log; returns its record and its line."""
-        record = {"kind": "event", "step": step, "time": now(), "event": event, "message": message}
+        record = {"kind": "event", "step": step, "time": now(), "event": event, "message": message, **details}
         return record, self.log.write(record)
 
     def _forget(self) -> None:
         """Remove the files of a run that never finished a step."""
         with writing(self.folder):
-            for path in (self.folder / _CONFIG, self.metrics, self.report, *_named(self.references, _REFERENCE)):
+            # The config stays until another replaces it: a folder with a log alone would not be that of a run.
+            for path in (self.metrics, self.report, *_named(self.references, _REFERENCE)):
                 path.unlink(missing_ok=True)
         self.clean()
 
@@ -198,12 +241,10 @@ class Run:
         """Remove what an earlier process left unfinished."""
         for folder, known in ((self.folder, _PART), (self.checkpoints, _CHECKPOINT), (self.references, _REFERENCE)):
             for left in _named(folder, known):
-                if not left.name.startswith("."):
+                if not left.name.startswith(".") or (left.name.startswith(".report") and _age(left) < _ABANDONED):
+                    # Another process may be writing a report, for which it needs no lock.
                     continue
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
-                else:
-                    left.unlink(missing_ok=True)
+                remove(left)
 
     def discard(self) -> None:
         """Remove the folder of a run that never finished a step, unless it has other files."""
@@ -211,9 +252,10 @@ class Run:
             ending.callback(Lock(self.folder / _LOCK).release)
             if self.begun():
                 return
+            self._check_kinds()
             self._check_own()
             self._forget()
-            for path in (self.folder / "sinks.json", self.folder / _LOCK):
+            for path in (self.folder / "sinks.json", self.folder / _CONFIG, self.folder / _LOCK):
                 path.unlink(missing_ok=True)
             for folder in (self.checkpoints, self.references, self.folder):
                 if folder.is_dir():
@@ -241,6 +283,13 @@ class Run:
     def __repr__(self) -> str:
         """Where it is."""
         return f"Run({str(self.folder)!r})"
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written; none if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return time.time() - path.lstat().st_mtime
+    return 0.0
 
 
 def _named(folder: Path, known: "re.Pattern[str]") -> list[Path]:

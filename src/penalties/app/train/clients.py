@@ -1,30 +1,31 @@
 """The model that a run trains: in this process, or on a server of the Tinker API."""
 
+import contextlib
 import math
 import os
-import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
-from ...errors import MissingLibraryError, said
+from ...errors import InputError, MissingLibraryError, PenaltiesError, said
+from ...training.libraries import library
 from ...training.local.model import TINY
 from ...training.local.tiny import ByteTokenizer
-from ...training.types import AdamParams
+from ...training.references import check_vocabulary
+from ...training.sdk import adam_for, data_for
+from ...training.surrogates import probe
+from ...training.types import AdamParams, ModelInput, SamplingParams
 from ..privacy import API_KEY, hide
 from ..runs.disk import RunError
+from .knocking import knock
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..config.tables import ClientTable
 
-__all__ = ["Backend", "Local", "Tinker", "connect"]
+__all__ = ["Backend", "Local", "Tinker", "connect", "without_bars"]
 
-_ANSWER: Final = 10.0
-"""Seconds that a server may take to accept a connection."""
 _GOODBYE: Final = 10.0
 """Seconds that a server may take to close the session."""
 
@@ -34,14 +35,19 @@ class Backend(Protocol):
 
     client: Any
     """`forward`, `forward_backward`, `optim_step`, `save_state`."""
-    server: str
-    """How the server reduces a loss."""
     device: Any
     """The device of the tensors that terms read."""
     limit: int | None
     """How many tokens the model reads at most, if that is known."""
+    ends: frozenset[int]
+    """The tokens that end a text by the model's own generation config, if that is known."""
     gradients: Any
     """Where gradients of terms are measured, as for `track_grad_norms`."""
+
+    @property
+    def server(self) -> str:
+        """How the server reduces a loss."""
+        ...
 
     @property
     def tokenizer(self) -> Any:
@@ -64,6 +70,13 @@ class Backend(Protocol):
         """A client of another model."""
         ...
 
+    def sample(self, prompts: Sequence[Sequence[int]], count: int, options: Mapping[str, Any]) -> list[list[list[int]]]:
+        """The tokens of so many continuations of each prompt, by the model as it is now.
+
+        The options are those of `SamplingParams`.
+        """
+        ...
+
     def close(self, status: str) -> None:
         """Release everything; the status is "success", "errored" or "interrupted"."""
         ...
@@ -82,23 +95,29 @@ class Local:
         from ...training.local import LocalTrainingClient
 
         model = config.model
-        self._options: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
+        self._options: dict[str, Any] = {
+            "device": model.device,
+            "dtype": model.dtype,
+            "micro_batch_tokens": config.train.micro_batch_tokens,
+        }
         self._others: list[Any] = []
-        self.client: Any = LocalTrainingClient(
-            model.name,
-            rank=model.rank,
-            alpha=model.alpha,
-            target_modules=model.target_modules,
-            seed=config.train.seed,
-            **self._options,
-        )
+        with without_bars():
+            self.client: Any = LocalTrainingClient(
+                model.name,
+                rank=model.rank,
+                alpha=model.alpha,
+                target_modules=model.target_modules,
+                seed=config.train.seed,
+                **self._options,
+            )
+            self.tokenizer: Any = self.client.tokenizer
         if checkpoint is not None:
             self.client.load_state_with_optimizer(checkpoint).result()
-        self.tokenizer: Any = self.client.tokenizer
         # The local client sums losses.
-        self.server: str = "tinker"
+        self.server: str = "sums"
         self.device: Any = self.client.device
         self.limit: int | None = None if math.isinf(self.client.context) else int(self.client.context)
+        self.ends: frozenset[int] = self.client.ends
         self.gradients: Any = "parameters"
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
@@ -117,9 +136,19 @@ class Local:
         """A second model in this process."""
         from ...training.local import LocalTrainingClient
 
-        client = LocalTrainingClient(table.model, seed=table.seed, **self._options)
-        self._others.append(client)
+        with without_bars():
+            client = LocalTrainingClient(table.model, seed=table.seed, **self._options)
+            self._others.append(client)
+            # A model in a folder may have no tokenizer.
+            with contextlib.suppress(OSError, ValueError):
+                _check_teacher(self.tokenizer, client.tokenizer, table)
         return client
+
+    def sample(self, prompts: Sequence[Sequence[int]], count: int, options: Mapping[str, Any]) -> list[list[list[int]]]:
+        """Draw them here."""
+        wanted = SamplingParams(**options)
+        drawn = [self.client.sample(ModelInput.from_ints(list(one)), count, wanted) for one in prompts]
+        return [[list(sequence.tokens) for sequence in one.result().sequences] for one in drawn]
 
     def close(self, status: str) -> None:
         """End the threads."""
@@ -127,18 +156,25 @@ class Local:
             client.close()
 
 
-def _knock(address: str) -> None:
-    """Raise if no server answers at an address: the SDK would retry for minutes without a message."""
-    parts = urlsplit(address)
-    if parts.scheme in getproxies() or parts.hostname is None:
-        return
+def _check_teacher(tokenizer: Any, teacher: Any, table: "ClientTable") -> None:
+    """Raise if another model reads other tokens."""
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), _ANSWER).close()
-    except OSError as error:
-        raise RunError(
-            f"no server answers at {hide(address)} ({said(error)}); start it, or fix backend.base_url", 2
-        ) from error
+        check_vocabulary(tokenizer, teacher, f'"{table.model}"')
+    except InputError as error:
+        raise RunError(f"references: {error}", 2) from error
+
+
+@contextlib.contextmanager
+def without_bars() -> Generator[None]:
+    """Keep the progress bars of transformers and of the hub out of what the program prints."""
+    bars = library("LocalTrainingClient", "transformers", "train").logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 class Tinker:
@@ -156,10 +192,10 @@ class Tinker:
             # The SDK would search files too, with a less helpful error.
             raise RunError(f"{API_KEY} is not set; export the key of the server in the environment", 2)
         self._sdk: Any = tinker
-        self.server: str = config.backend.server
-        # The results of a server arrive on the CPU, and it raises if a text is too long.
+        # The results of a server arrive on the CPU, it raises if a text is too long, and has its own generation config.
         self.device: Any = "cpu"
         self.limit: int | None = None
+        self.ends: frozenset[int] = frozenset()
         # At the log-probabilities: the rest of the model is on the server.
         self.gradients: Any = True
         self._base_url = config.backend.base_url
@@ -168,7 +204,7 @@ class Tinker:
         self._service: Any = None
         address = self._base_url or os.environ.get("TINKER_BASE_URL")
         if address:
-            _knock(address)
+            knock(address, "backend.base_url")
         try:
             self._service = self._sdk.ServiceClient(base_url=self._base_url, api_key=key)
             self.client: Any = (
@@ -179,10 +215,28 @@ class Tinker:
             if isinstance(error, Exception):
                 raise self._failure(error) from error
             raise
+        self._server = config.backend.server
+
+    @property
+    def server(self) -> str:
+        """How the server reduces a loss; a probe, which takes steps, waits until training needs to know."""
+        if self._server == "probe":
+            self._server = self._probed()
+        return self._server
+
+    def _probed(self) -> str:
+        try:
+            return probe(self.client)
+        except PenaltiesError as error:
+            raise RunError(f'{hide(str(error))}; set backend.server to "sums" or "averages"', 2) from error
+        except Exception as error:
+            raise RunError(f"could not probe {self._where()}: {hide(said(error))}") from error
+
+    def _where(self) -> str:
+        return self._base_url or os.environ.get("TINKER_BASE_URL") or "the hosted service"
 
     def _failure(self, error: Exception) -> RunError:
-        where = self._base_url or os.environ.get("TINKER_BASE_URL") or "the hosted service"
-        return RunError(f"could not get a model from {where}: {hide(said(error))}")
+        return RunError(f"could not get a model from {self._where()}: {hide(said(error))}")
 
     def _made(self, model: str, seed: int) -> Any:
         return self._service.create_lora_training_client(model, rank=self._rank, seed=seed)
@@ -205,21 +259,11 @@ class Tinker:
 
     def batch(self, data: Sequence[Any]) -> list[Any]:
         """The data in the SDK's types."""
-        types = self._sdk.types
-        return [
-            types.Datum(
-                model_input=types.ModelInput.from_ints(datum.model_input.to_ints()),
-                loss_fn_inputs={
-                    name: types.TensorData.from_numpy(one.to_numpy().copy())
-                    for name, one in datum.loss_fn_inputs.items()
-                },
-            )
-            for datum in data
-        ]
+        return data_for(self.client, data)
 
     def adam(self, options: dict[str, float]) -> Any:
         """The SDK's type."""
-        return self._sdk.types.AdamParams(**options)
+        return adam_for(self.client, AdamParams(**options))
 
     def save(self, folder: Path, name: str) -> str:
         """Have the server save it by this name."""
@@ -228,9 +272,25 @@ class Tinker:
     def another(self, table: "ClientTable") -> Any:
         """A second model on the same server."""
         try:
-            return self._made(table.model, table.seed)
+            client = self._made(table.model, table.seed)
+            if table.model != self._model:
+                _check_teacher(self.tokenizer, client.get_tokenizer(), table)
+        except RunError:
+            raise
         except Exception as error:
             raise self._failure(error) from error
+        return client
+
+    def sample(self, prompts: Sequence[Sequence[int]], count: int, options: Mapping[str, Any]) -> list[list[list[int]]]:
+        """Have the server draw them, from a copy of the weights that it makes for that."""
+        types = self._sdk.types
+        try:
+            sampler = self.client.save_weights_and_get_sampling_client()
+            wanted = types.SamplingParams(**options)
+            drawn = [sampler.sample(types.ModelInput.from_ints(list(one)), count, wanted) for one in prompts]
+            return [[list(sequence.tokens) for sequence in one.result().sequences] for one in drawn]
+        except Exception as error:
+            raise RunError(f"could not sample on {self._where()}: {hide(said(error))}") from error
 
     def close(self, status: str) -> None:
         """Close the session, without waiting long for the server."""

@@ -9,7 +9,7 @@ from ...pipeline.output import LossOutput, TermOutput
 from ...training.call import Call
 from ..runs.references import References
 
-__all__ = ["Evaluated", "averaged", "evaluate", "every_term"]
+__all__ = ["Evaluated", "averaged", "evaluate", "every_term", "measured"]
 
 Evaluated: TypeAlias = tuple[LossOutput, int]
 """The output of a batch as numbers, and the number of its data."""
@@ -38,11 +38,17 @@ def evaluate(
     """
     found: list[Evaluated] = []
     for data in batches:
-        arrays = references.arrays(client, data, step)
-        call = Call(client, data, base, pipeline, arrays, False, False, executor, None, server, evaluate=True)
-        output = executor.run(call.objective.pipeline, call.begin(), step=step, state=state)
+        given = references.providers
+        call = Call(client, data, base, pipeline, given, False, False, executor, None, server, evaluate=True)
+        with call.running(None, step, state) as arguments:
+            output = executor.run(inputs=call.begin(), **arguments)
         found.append((output.read(), len(data)))
     return averaged(found) if found else None
+
+
+def measured(output: LossOutput) -> dict[str, Any]:
+    """The metrics of an evaluation by name; that of a term which failed is None."""
+    return {"loss": output.total, **dict.fromkeys(output.terms), **output.metrics()}
 
 
 def averaged(found: Sequence[Evaluated]) -> LossOutput:

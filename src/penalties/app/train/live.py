@@ -9,7 +9,8 @@ from typing import Any, Final, TextIO
 
 import numpy as np
 
-from .progress import STOPPING, Pace, Progress, share_of, short, sparkline, spoken
+from ..console import printable
+from .progress import STOPPING, Pace, Progress, share_of, short, sparkline, spoken, spoken_samples
 
 __all__ = ["Live", "means"]
 
@@ -74,7 +75,7 @@ class Live(Progress):
 
     def say(self, what: str) -> None:
         """Shown until the next step is finished."""
-        self._doing = what
+        self._doing = printable(what)
 
     def stopping(self) -> None:
         """Shown with the next drawing."""
@@ -87,7 +88,11 @@ class Live(Progress):
         if record["kind"] == "event":
             if record["event"] != "checkpoint":
                 # A styled text: a style of the call would apply to the table below it too.
-                self._console.print(Text(spoken(record, self._pace.done), _STYLES.get(record["event"], "")))
+                self._console.print(Text(printable(spoken(record, self._pace.first)), _STYLES.get(record["event"], "")))
+            return
+        if record["kind"] == "samples":
+            for said in spoken_samples(record):
+                self._console.print(Text(printable(said)))
             return
         with self._lock:
             if record["kind"] == "eval":
@@ -129,7 +134,7 @@ class Live(Progress):
         pace = self._pace
         time = pace.elapsed() if self._ended else pace.rest()
         rest = f"  {pace.done}/{pace.steps} steps  {pace.tokens_per_second():.0f} tokens/s  {time}"
-        name = f"{self._folder.name}  "
+        name = f"{printable(self._folder.name)}  "
         room = max(_SHORTEST, min(self._console.width, _WIDEST) - len(name) - len(rest))
         full = min(room, room * pace.done // max(pace.steps, 1))
         made.append(name, "bold").append(self._bars[0] * full, "green").append(self._bars[1] * (room - full), "dim")
@@ -146,7 +151,7 @@ class Live(Progress):
             share = share_of(loss, name) if name != "loss" else None
             lines.append(
                 [
-                    name,
+                    printable(name),
                     "skipped" if part.get("error") else short(part["value"]),
                     *([short(evaluated.get(name, {}).get("value"))] if evaluated else []),
                     short(part.get("weight")),

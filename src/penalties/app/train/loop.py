@@ -7,7 +7,6 @@ since the data of a step depend only on the seed and its number.
 
 import contextlib
 import importlib
-import math
 import random
 import time
 import zlib
@@ -17,30 +16,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...errors import PenaltiesError, TermError, said
+from ...errors import NonFiniteError, PenaltiesError, TermError, said
 from ...execution.executor import Executor
 from ...pipeline import Pipeline
 from ...pipeline.output import LossOutput
 from ...pipeline.schedules import Schedule
 from ...pipeline.term import Term
 from ...training.custom_loss import forward_backward_custom
+from ..problems import counted
 from ..runs import checkpoints
 from ..runs.checkpoints import Checkpoint
 from ..runs.disk import RunError
 from ..runs.log import now
 from ..runs.references import References
 from ..runs.run import Run
+from .best import Best
 from .clients import Backend
-from .evaluation import evaluate, every_term
+from .evaluation import evaluate, every_term, measured
 from .findings import Findings
-from .progress import Progress
+from .progress import Progress, short
+from .samples import Sampler
 from .signals import Interruption
 from .sinks import Sinks
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..data import Prompt
 
-__all__ = ["Interrupted", "TermFailed", "Training", "steps_done"]
+__all__ = ["Interrupted", "TermFailed", "Training"]
 
 _ADAM: Final = ("beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
@@ -50,16 +53,20 @@ class Interrupted(RunError):
 
 
 class TermFailed(PenaltiesError):
-    """A term, or the base loss, failed and ended the run; the cause is chained."""
+    """A term, or the base loss, failed or was not finite, and ended the run; the cause is chained."""
 
-    def __init__(self, error: TermError, step: int, *, evaluating: bool) -> None:
+    def __init__(self, error: TermError | NonFiniteError, step: int, *, evaluating: bool) -> None:
         """Keep the name of the term; say after how many finished steps it failed."""
-        self.term: str = error.term
+        self.term: str | None = error.term
+        self.finite: bool = not isinstance(error, NonFiniteError)
+        """Whether it failed in another way than by a number that is NaN or infinite."""
         if not evaluating:
             where = f"at step {step + 1}"
         else:
             where = f"in the evaluation after step {step}" if step else "in the evaluation before step 1"
         first, *others = str(error).splitlines()
+        if self.term is not None and not first.startswith(f"{self.term}: "):
+            first = f"{self.term}: {first}"
         super().__init__(f"{where}: {first}{' …' if others else ''}")
 
 
@@ -87,10 +94,14 @@ class Training:
 
     def __post_init__(self) -> None:
         """Build the objective once: a new one each time would count as another objective."""
-        self.base: Term | dict[str, Any] = self.config.base
+        self.base: Term | dict[str, Any] | None = self.config.base
         self.pipeline: Pipeline = self.config.pipeline()
         self.watched: Pipeline = every_term(self.pipeline)
         self.learning_rate: Schedule = self.config.learning_rate()
+        self.best: Best = Best(self.config.train)
+        samples = self.config.samples
+        lines: list[tuple[Prompt, str]] = self.stream.held_out(samples.lines) if samples.metrics else []
+        self.sampler: Sampler = Sampler(samples, lines, chat=self.stream.chat)
 
     def begin(self, checkpoint: Checkpoint | None, *, resumed: bool) -> None:
         """Start at a checkpoint, whose model is loaded already.
@@ -104,42 +115,51 @@ class Training:
             self.done = self.saved = checkpoint.step
             self.state = checkpoint.state(self.backend.device)
             self.findings = Findings(checkpoint.notes["findings"])
+            self.best = Best(self.config.train, checkpoint.notes.get("best"))
         self.references.prepare(self.backend.client, self._all_data, self.progress.say, trained=self.done > 0)
         size = 0 if checkpoint is None else checkpoint.log_size
-        missing = size - self.run.log.size
-        self.run.log.cut(min(size, self.run.log.size))
+        self.run.log.cut_to_line(size)
+        last = self.run.last() or {}
+        changed = checkpoint is not None and (last.get("event"), last.get("step")) != ("checkpoint", self.done)
         if self.run.config() != self.config.to_dict():
             self.run.write_config(self.config)
         if resumed:
-            where = "the beginning" if checkpoint is None else f"the checkpoint after {steps_done(self.done)}"
+            where = "the beginning" if checkpoint is None else f"the checkpoint after {counted(self.done, 'step')}"
             self.tell("resumed", f"from {where}")
         for damaged in () if checkpoint is None else checkpoint.damaged:
             self.tell("warning", f"a later checkpoint is damaged and was ignored: {damaged}")
         for warning in self.warnings:
             self.tell("warning", warning)
-        if missing > 0:
-            self.tell("warning", f"the log lacks {missing} bytes that were written before that checkpoint")
+        if changed:
+            self.tell("warning", "the log is not as it was at that checkpoint; its report may lack steps")
         problems = self.stream.problems
         if problems and self.done == 0:
-            self.tell("warning", f"{len(problems)} lines of data were left out; {problems[0]}")
+            self.tell("warning", f"{self.stream.bad} lines of data were left out; {problems[0]}")
 
     def run_all(self) -> None:
         """Every remaining step, with evaluations and checkpoints between them."""
         train = self.config.train
-        if self.done == 0:
-            self.evaluate()
+        if self.done == 0 and (measured := self.evaluate()):
+            self.best.check(measured)
         with Interruption(self.progress.stopping) as stop:
-            while self.done < train.steps:
+            while self.done < train.steps and not self.best.exhausted:
                 self.step()
                 last = self.done == train.steps
-                if last or self.done % train.eval_every == 0:
-                    self.evaluate()
-                if last or stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0):
+                improved = False
+                if (last or self.done % train.eval_every == 0) and (measured := self.evaluate()):
+                    improved = self.best.look(measured, self.done)
+                    last = last or self.best.exhausted
+                due = train.checkpoint_every > 0 and self.done % train.checkpoint_every == 0
+                if last or stop or improved or due:
                     self.checkpoint()
                 if stop and not last:
-                    self.tell("interrupted", f"after {steps_done(self.done)}")
-                    raise Interrupted(f"interrupted after {steps_done(self.done)}")
-        self.tell("finished", steps_done(self.done))
+                    self.tell("interrupted", f"after {counted(self.done, 'step')}")
+                    raise Interrupted(f"interrupted after {counted(self.done, 'step')}")
+        if self.done == train.steps:
+            self.tell("finished", counted(self.done, "step"))
+        else:
+            waited = f"{train.best_by} did not improve in {counted(train.patience or 0, 'evaluation')}"
+            self.tell("finished", f"early, after {counted(self.done, 'step')}: {waited}", early=True)
 
     def step(self) -> None:
         """One step, and its line in the log."""
@@ -175,7 +195,7 @@ class Training:
         self._write(
             {
                 "kind": "step",
-                "step": step,
+                "step": self.done,
                 "time": now(),
                 "seconds": time.perf_counter() - began,
                 "tokens": _tokens(data),
@@ -185,10 +205,10 @@ class Training:
             }
         )
         for finding in self.findings.look(plain, step, measured=measured or not every):
-            self.tell("warning", finding.message, step)
+            self.tell("warning", finding.message)
 
-    def evaluate(self) -> None:
-        """Evaluate the objective on held-out data, and log it."""
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluate the objective on held-out data, and sample; log both, and return all metrics by name."""
         self.progress.say("evaluating")
         self.evaluating = True
         _seed(self.config.train.seed, self.done)
@@ -216,33 +236,54 @@ class Training:
             self._write({"kind": "eval", "step": self.done, "time": now(), "tokens": tokens, **_described(output)})
             self.sinks.evaluated(output, self.done)
         self.evaluating = False
+        return ({} if output is None else measured(output)) | self.sample()
+
+    def sample(self) -> dict[str, float]:
+        """Let the model speak, if the config asks for it, and log that; returns the metrics over samples."""
+        if not self.sampler:
+            return {}
+        self.progress.say("sampling")
+        drawn = self.sampler.draw(self.backend)
+        self._write({"kind": "samples", "step": self.done, "time": now(), **drawn})
+        self.sinks.measured(drawn["metrics"], self.done)
+        return drawn["metrics"]
 
     def checkpoint(self) -> None:
         """Save everything that resuming needs."""
         self.progress.say("saving a checkpoint")
         self.references.save()
+        by = self.config.train.best_by
+        best = f", the best so far: {by} {short(self.best.value)}" if self.best.step == self.done else ""
+        details = {} if self.best.step is None else {"best": self.best.step}
         checkpoints.commit(
             self.run,
             self.done,
             self.backend.save,
             self.state,
-            {"findings": self.findings.notes(), "data": self.stream.fingerprint},
-            lambda: self.tell("checkpoint", f"after {steps_done(self.done)}"),
+            {
+                "config": self.config.to_dict(),
+                "data": self.stream.fingerprint,
+                "findings": self.findings.notes(),
+                "references": self.references.checksums(),
+                "best": self.best.notes(),
+                "chat": self.stream.chat,
+            },
+            lambda: self.tell("checkpoint", f"after {counted(self.done, 'step')}{best}", **details),
+            keep=self.config.train.keep,
+            best=self.best.step,
         )
         self.saved = self.done
         self.sinks.flush()
 
     def _all_data(self) -> Iterator[list[Any]]:
-        train = self.config.train
-        # Later passes through the file have the same data.
-        for step in range(min(train.steps, math.ceil(len(self.stream) / train.batch_size))):
-            yield self.backend.batch(self.stream.batch(step))
+        for data in self.stream.once(self.config.train.steps):
+            yield self.backend.batch(data)
         for data in self.stream.eval_batches():
             yield self.backend.batch(data)
 
-    def tell(self, event: str, message: str, step: int | None = None) -> None:
+    def tell(self, event: str, message: str, **details: Any) -> None:
         """Log an event, and show it."""
-        self.progress.record(*self.run.event(self.done if step is None else step, event, message))
+        self.progress.record(*self.run.event(self.done, event, message, **details))
 
     def _write(self, record: dict[str, Any]) -> None:
         self.progress.record(record, self.run.log.write(record))
@@ -276,8 +317,7 @@ def _described(plain: LossOutput) -> dict[str, Any]:
 
 def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """The metrics of the client and the optimizer, without those of the loss."""
-    assert plain.base is not None, "a config has a base loss"
-    own = {**plain.metrics(), **plain.base.metrics}
+    own = {**plain.metrics(), **(plain.base.metrics if plain.base is not None else {})}
     found: dict[str, float] = {}
     for given in metrics:
         for name, value in (given or {}).items():
@@ -289,8 +329,3 @@ def _flat(plain: LossOutput, *metrics: Mapping[str, Any] | None) -> dict[str, fl
 
 def _tokens(data: list[Any]) -> int:
     return sum(int(datum.model_input.length) for datum in data)
-
-
-def steps_done(count: int) -> str:
-    """A count of steps in words."""
-    return "1 step" if count == 1 else f"{count} steps"

@@ -12,12 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from ..console import say
+from ..problems import counted
+
 __all__ = ["SILENT", "STOPPING", "Enduring", "JSONProgress", "Lines", "Pace", "Progress", "Quiet", "chosen"]
-__all__ += ["clock", "share_of", "short", "sparkline", "spoken"]
+__all__ += ["clock", "share_of", "short", "sparkline", "spoken", "spoken_samples", "terms_shown"]
 
 STOPPING: Final = "stopping after this step; press Ctrl-C again to stop at once"
-_TOLD: Final = ("evaluating", "saving a checkpoint")
+_TOLD: Final = ("evaluating", "sampling", "saving a checkpoint")
 """Announced when they are done."""
+_WIDTH: Final = 200
+"""Characters of a sample that are shown."""
 _LINES: Final = 20
 """Lines for the steps of a run of any length, and at most as many for its evaluations and checkpoints."""
 
@@ -53,7 +58,7 @@ class JSONProgress(Progress):
 
     def record(self, record: Mapping[str, Any], line: str) -> None:
         """Print the line."""
-        print(line, file=self._out, flush=True)
+        say(line, out=self._out)
 
 
 class Quiet(Progress):
@@ -80,7 +85,7 @@ class Lines(Quiet):
         """Print the folder and the steps."""
         self._pace = Pace(steps, done)
         self._parts = {}
-        self._print(f"{folder}: {steps} steps" + (f", {done} of them done" if done else ""))
+        self._print(f"{folder}: {counted(steps, 'step')}" + (f", {done} of them done" if done else ""))
 
     def say(self, what: str) -> None:
         """Print what may take a while, once; evaluations and checkpoints have their own lines."""
@@ -95,13 +100,16 @@ class Lines(Quiet):
         if kind == "step":
             self._pace.step(record)
             done = self._pace.done
-        if kind in ("step", "eval", "checkpoint") and not self._due(kind, done):
+        if kind in ("step", "eval", "samples", "checkpoint") and not self._due(kind, done):
             return
-        if kind == "step":
+        if kind == "samples":
+            for line in spoken_samples(record):
+                self._print(line)
+        elif kind == "step":
             rest = f"{self._pace.tokens_per_second():.0f} tokens/s, {self._pace.rest()}"
-            self._print(f"step {done}/{self._pace.steps}: {_terms(record)}; {rest}")
+            self._print(f"step {done}/{self._pace.steps}: {terms_shown(record['loss'])}; {rest}")
         else:
-            self._print(spoken(record, self._pace.done))
+            self._print(spoken(record, self._pace.first))
 
     def _due(self, kind: str, done: int) -> bool:
         """Whether this is the first of its kind in its part of the run; the last step counts as a part."""
@@ -112,7 +120,7 @@ class Lines(Quiet):
         return True
 
     def _print(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        say(line, out=self._out)
 
 
 class Pace:
@@ -122,7 +130,8 @@ class Pace:
         """A run of this many steps, some of which may be done."""
         self.steps = steps
         self.done: int = done
-        self._first = done
+        self.first = done
+        """Finished steps when this process began."""
         self._created = time.monotonic()
         self._began = 0.0
         self._tokens = 0.0
@@ -130,9 +139,9 @@ class Pace:
 
     def step(self, record: Mapping[str, Any]) -> None:
         """A step is finished."""
-        if self.done == self._first:
+        if self.done == self.first:
             self._began = time.monotonic() - record["seconds"]
-        self.done = record["step"] + 1
+        self.done = record["step"]
         # Over about the last ten steps.
         self._tokens = 0.9 * self._tokens + record["tokens"]
         self._seconds = 0.9 * self._seconds + record["seconds"]
@@ -143,7 +152,7 @@ class Pace:
 
     def left(self) -> str:
         """The remaining time, including evaluations and checkpoints, such as `"1:23"`."""
-        made = self.done - self._first
+        made = self.done - self.first
         if not made:
             return "-:--"
         return clock((time.monotonic() - self._began) / made * (self.steps - self.done))
@@ -189,25 +198,44 @@ def share_of(loss: Mapping[str, Any], name: str) -> float | None:
     return sizes[name] / whole if whole and name in sizes else None
 
 
-def spoken(record: Mapping[str, Any], done: int) -> str:
-    """An evaluation or an event in one line; steps are counted from 1.
+def spoken(record: Mapping[str, Any], first: int = 0) -> str:
+    """An evaluation or an event in one line, of a process that began after so many finished steps.
 
-    >>> spoken({"kind": "event", "step": 3, "event": "warning", "message": "l1 dominates l2"}, done=4)
+    >>> spoken({"kind": "event", "step": 4, "event": "warning", "message": "l1 dominates l2"})
     'warning at step 4: l1 dominates l2'
     """
     if record["kind"] == "eval":
-        when = f"after step {record['step']}" if record["step"] else "before step 1"
-        return f"evaluation {when}: {_terms(record)}"
+        return f"evaluation {_when(record)}: {terms_shown(record['loss'])}"
     event, message = record["event"], record["message"]
     if event == "checkpoint":
         return f"checkpoint {message}"
-    # A message about the data, before the first step, belongs to no step.
-    where = f" at step {record['step'] + 1}" if event == "warning" and record["step"] < done else ""
+    # A message before the first step, such as one about the data, belongs to no step.
+    where = f" at step {record['step']}" if event == "warning" and record["step"] > first else ""
     return f"{event}{where}: {message}"
 
 
-def _terms(record: Mapping[str, Any]) -> str:
-    loss = record["loss"]
+def spoken_samples(record: Mapping[str, Any]) -> list[str]:
+    """Samples as lines, the start of each, after one with the metrics over them if there are any.
+
+    >>> samples = [{"prompt": "2 + 3 =", "text": " 5"}]
+    >>> spoken_samples({"kind": "samples", "step": 20, "samples": samples, "metrics": {"exact_match": 0.5}})
+    ['samples after step 20: exact_match 0.5', '  2 + 3 = → 5']
+    """
+    when = _when(record)
+    numbers = [f"{name} {short(value)}" for name, value in record["metrics"].items()]
+    lines = [f"samples {when}: {', '.join(numbers)}" if numbers else f"samples {when}:"]
+    for one in record["samples"]:
+        line = f"  {one['prompt'].strip()} → {one['text'].strip()}"
+        lines.append(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…")
+    return lines
+
+
+def _when(record: Mapping[str, Any]) -> str:
+    return f"after step {record['step']}" if record["step"] else "before step 1"
+
+
+def terms_shown(loss: Mapping[str, Any]) -> str:
+    """The loss and its terms in one line."""
     parts = [f"loss {short(loss['loss_total'])}"]
     if "base_loss" in loss:
         parts.append(f"base_loss {short(loss['base_loss']['value'])}")

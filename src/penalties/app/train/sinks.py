@@ -5,18 +5,19 @@ import functools
 import json
 import os
 import secrets
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import telemetry
-from ...errors import said
+from ...errors import PenaltiesError, said
 from ...files import write_atomically
 from ...pipeline.output import LossOutput
 from ...telemetry.sink import MetricsSink, Sink, library
-from ..privacy import hide
-from ..runs.disk import writing
+from ..privacy import hide, secret_in
+from ..runs.disk import read_object, writing
 
 if TYPE_CHECKING:
     from ..config.tables import SinksTable
@@ -40,7 +41,7 @@ class Sinks:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], step: int, report: Callable[[str], None]) -> None:
-        """None yet; the first step that they will receive is `step`, and failures are passed to `report`."""
+        """None yet; `step` steps are finished, and failures are passed to `report`."""
         self.folder: Path = folder.absolute()
         self.config = config
         self.step = step
@@ -89,16 +90,27 @@ class Sinks:
                 self._try(name, sink.record, "eval.start", {}, {"step": step})
                 self._try(name, sink.record, "eval.stop", {}, {"output": output})
 
+    def measured(self, metrics: Mapping[str, float], step: int) -> None:
+        """Pass on the metrics over samples, under `eval/`."""
+        for name, sink in list(self._sinks.items()):
+            if isinstance(sink, MetricsSink) and metrics:
+                self._try(name, sink.log, {f"eval/{one}": value for one, value in metrics.items()}, step)
+
     def flush(self) -> None:
         """Have the sinks send what is waiting."""
         for name, sink in list(self._sinks.items()):
             self._try(name, sink.flush)
 
-    def _handle(self, name: str, *event: Any) -> None:
+    def _handle(self, name: str, event: str, measurements: Any, metadata: Mapping[str, Any]) -> None:
         # It may have failed meanwhile, in another thread.
         sink = self._sinks.get(name)
         if sink is not None and not self._muted:
-            self._try(name, sink, *event)
+            if isinstance(metadata.get("step"), int):
+                # As in the run's own log, where the first step is 1.
+                metadata = {**metadata, "step": metadata["step"] + 1}
+            if "error" in metadata:
+                metadata = {**metadata, "error": _without_keys(metadata["error"])}
+            self._try(name, sink, event, measurements, metadata)
 
     def _try(self, name: str, do: Callable[..., Any], *arguments: Any) -> None:
         try:
@@ -110,7 +122,14 @@ class Sinks:
         self._sinks.pop(name, None)
         if name not in self._failed:
             self._failed.add(name)
-            self._report(f"sinks.{name} failed and was detached: {hide(said(error).splitlines()[0])}")
+            self._report(f"sinks.{name} failed and was detached: {said(error).splitlines()[0]}")
+
+
+def _without_keys(error: BaseException) -> BaseException:
+    """The error itself; if it or one of its causes repeats a key, its message alone, without the key."""
+    if secret_in("".join(traceback.format_exception(error))) is None:
+        return error
+    return PenaltiesError(hide(said(error)))
 
 
 @contextlib.contextmanager
@@ -119,7 +138,7 @@ def attached(
 ) -> Generator[Sinks]:
     """The sinks that a config asks for, for the run in this folder, until the end of the block.
 
-    A resumed run starts at `step`. Failures are passed to `report`.
+    A resumed run has finished `step` steps. Failures are passed to `report`.
     """
     with contextlib.ExitStack() as ending:
         sinks = Sinks(folder, config, step, report)
@@ -204,7 +223,7 @@ _MAKERS: Final[dict[str, Callable[[Any, Sinks, contextlib.ExitStack], Sink]]] = 
 def _kept_id(folder: Path, name: str, begin: Callable[[], str]) -> str:
     """The id that the run has in a service, the same when it is resumed."""
     path = folder / _IDS
-    known: dict[str, str] = json.loads(path.read_bytes()) if path.is_file() else {}
+    known = read_object(path) if path.exists() else {}
     if name not in known:
         known[name] = begin()
         with writing(path):

@@ -1,21 +1,22 @@
 """Starting a run, or resuming one: the model, the data and the sinks, opened for the loop and closed after it."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import TermError, said
-from ...execution.executor import Executor
-from ..privacy import hide
+from ...errors import NonFiniteError, TermError, said
+from ..problems import counted
 from ..runs import checkpoints
 from ..runs.checkpoints import Checkpoint
 from ..runs.differences import differences
 from ..runs.disk import RunError
 from ..runs.references import References
 from ..runs.run import Run
+from .best import Best
 from .clients import connect
-from .loop import Interrupted, TermFailed, Training, steps_done
+from .execution import executing
+from .loop import Interrupted, TermFailed, Training
 from .progress import SILENT, Progress
 from .sinks import attached
 
@@ -33,10 +34,11 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
     """
     there = Run(folder)
     # A run that never began may have another config.
-    resumed = resume and there.exists() and (there.begun() or not differences(_before(there), config.to_dict()))
+    same = resume and there.exists() and not differences(_completed(there, there.config()), config.to_dict())
+    resumed = resume and there.exists() and (same or there.begun())
     with Run.open(folder) if resumed else Run.create(folder, config) as run, contextlib.ExitStack() as ending:
         checkpoint = checkpoints.latest(run)
-        left = _begin(run, config, 0 if checkpoint is None else checkpoint.step)
+        left = _begin(run, config, checkpoint)
         progress.begin(run.folder, config.train.steps, 0 if checkpoint is None else checkpoint.step)
         ending.callback(progress.end)
         if not left:
@@ -49,21 +51,22 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
     return run
 
 
-def _before(run: Run) -> dict[str, Any]:
+def _completed(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of an existing run; options that are newer than the run have their defaults."""
     from ..config import Config, ConfigError
 
     try:
-        return Config.from_dict(run.config()).to_dict()
+        return Config.from_dict(config).to_dict()
     except ConfigError as error:
         raise RunError(
             f"{run.folder}: its config is from another version of penalties: {error.problems[0]}", 2
         ) from error
 
 
-def check_config(run: Run, config: "Config") -> None:
-    """Raise if the config is not that of the run."""
-    changed = differences(_before(run), config.to_dict())
+def check_config(run: Run, config: "Config", checkpoint: Checkpoint | None = None) -> None:
+    """Raise if the config is not that of the run, and of its checkpoint: the file of the config may have changed."""
+    before = run.config() if checkpoint is None else checkpoint.notes["config"]
+    changed = differences(_completed(run, before), config.to_dict())
     if changed:
         raise RunError(
             f"{run.folder}: its config changed: {'; '.join(changed[:3])}; resume it with the same config, or "
@@ -72,17 +75,26 @@ def check_config(run: Run, config: "Config") -> None:
         )
 
 
-def _begin(run: Run, config: "Config", done: int) -> bool:
+def _begin(run: Run, config: "Config", checkpoint: Checkpoint | None) -> bool:
     """Check that the run can continue with the config; returns False if it is finished."""
     check_config(run, config)
+    check_config(run, config, checkpoint)
+    done = 0 if checkpoint is None else checkpoint.step
     run.clean()
     if done > config.train.steps:
         raise RunError(
-            f"{run.folder}: {steps_done(done)} are done; train.steps is {config.train.steps}, expected at least that",
+            f"{run.folder}: {done} steps are done; train.steps is {config.train.steps}, expected at least that",
             2,
         )
-    last = run.last()
-    return last is None or last.get("event") != "finished" or last["step"] < config.train.steps
+    last = run.last() or {}
+    ended = last["step"] if last.get("event") == "finished" and isinstance(last.get("step"), int) else 0
+    # Checkpoints of a finished run may be removed; if the last one is damaged, the steps after the one before it are
+    # done again.
+    if checkpoint is None:
+        return ended < config.train.steps and not last.get("early")
+    # With more patience, a run that ended early goes on.
+    early = ended == done and Best(config.train, checkpoint.notes.get("best")).exhausted
+    return min(ended, done) < config.train.steps and not early
 
 
 @contextlib.contextmanager
@@ -94,13 +106,16 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
     before = 0 if checkpoint is None else checkpoint.step
     with contextlib.ExitStack() as ending:
         try:
+            # First: a cluster that does not answer is found before a model is loaded.
+            executor = ending.enter_context(executing(config))
             progress.say("loading the model")
             backend = connect(config, None if checkpoint is None else checkpoint.client)
             ending.callback(lambda: backend.close(status))
+            if config.backend.server == "probe":
+                progress.say(f"the server {backend.server}")
             stream = Stream(config, backend.tokenizer, backend.limit)
-            executor = Executor()
-            ending.callback(executor.close)
-            references = References(config.providers(backend.another), run.references)
+            notes: Mapping[str, Any] = {} if checkpoint is None else checkpoint.notes
+            references = References(config.providers(backend.another), run.references, notes.get("references", {}))
 
             early: list[str] = []
 
@@ -122,12 +137,12 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             if isinstance(error, Interrupted):
                 raise
             done, saved = (before, before) if training is None else (training.done, training.saved)
-            _log_end(run, done, "interrupted", f"immediately, after {steps_done(done)}")
-            last = f"the last checkpoint is after {steps_done(saved)}" if saved else "there is no checkpoint yet"
-            raise Interrupted(f"stopped immediately after {steps_done(done)}; {last}") from None
+            _log_end(run, done, "interrupted", f"immediately, after {counted(done, 'step')}")
+            last = f"the last checkpoint is after {counted(saved, 'step')}" if saved else "there is no checkpoint yet"
+            raise Interrupted(f"stopped immediately after {counted(done, 'step')}; {last}") from None
         except Exception as error:
-            _log_end(run, before if training is None else training.done, "failed", hide(said(error)))
-            if training is not None and isinstance(error, TermError):
+            _log_end(run, before if training is None else training.done, "failed", said(error))
+            if training is not None and isinstance(error, TermError | NonFiniteError):
                 raise TermFailed(error, training.done, evaluating=training.evaluating) from error
             raise
 

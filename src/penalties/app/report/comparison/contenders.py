@@ -48,6 +48,12 @@ class Contender:
         """The last step; None if there is none."""
         return int(self.run.steps[-1]) if len(self.run.steps) else None
 
+    @property
+    def unfinished(self) -> int | None:
+        """How many steps its config asks for, if it has fewer and did not end early; else None."""
+        wanted = self.run.wanted
+        return wanted if wanted is not None and (self.last or 0) < wanted and not self.run.early else None
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -146,8 +152,7 @@ def ranking(found: Sequence[Contender]) -> Ranking:
 def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, list[float]] | None:
     """The held-out losses at the last step at which all were evaluated; None if there is no such step."""
     series = [one.run.evaluations.loss.finite for one in ended]
-    # The step of an evaluation is the number of steps before it, so the last one is one higher.
-    steps = [{int(step) for step in part.steps if step <= common + 1} for part in series]
+    steps = [{int(step) for step in part.steps if step <= common} for part in series]
     shared = functools.reduce(set[int].intersection, steps) if steps else set[int]()
     if not shared:
         return None

@@ -34,9 +34,8 @@ def run_rows(found: Sequence[Contender]) -> list[list[str]]:
 
 
 def _steps(one: Contender) -> str:
-    wanted, done = one.run.wanted, len(one.run.steps)
-    short = wanted is not None and (one.last or 0) + 1 < wanted
-    return f"{steps_shown(done)} of {steps_shown(wanted)}" if wanted and short else steps_shown(done)
+    done = steps_shown(len(one.run.steps))
+    return done if one.unfinished is None else f"{done} of {steps_shown(one.unfinished)}"
 
 
 def _base(one: Contender) -> str:

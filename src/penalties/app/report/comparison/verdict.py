@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ...problems import counted
 from ..charts.scales import percent, shown, steps_shown
 from ..config_text import differences
 from ..verdict.findings import Finding, Verdict
-from ..verdict.history import steps_words
 from ..verdict.sentences import Name, RunName, Sentence, clauses, listed, some
 from .contenders import Contender, Group, Ranking, between, ranking, seedless
 
@@ -94,15 +94,16 @@ def _more(group: Group, best: Group) -> str:
 
 
 def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
-    """Runs that are shorter than their config says, or than others."""
-    longest = max((one.last + 1 for one in found if one.last is not None), default=0)
+    """Runs that are shorter than their config says, unless they ended early, or than others."""
+    longest = max((one.last or 0 for one in found), default=0)
     short: dict[str, list[str]] = {}
     for one in found:
-        wanted, done = one.run.wanted, 0 if one.last is None else one.last + 1
-        if wanted is not None and done < wanted:
-            short.setdefault(f"{steps_shown(done)} of {steps_shown(wanted)} steps", []).append(RunName(one.name))
+        done = one.last or 0
+        if one.unfinished is not None:
+            words = f"{steps_shown(done)} of {steps_shown(one.unfinished)} steps"
+            short.setdefault(words, []).append(RunName(one.name))
         elif done < longest:
-            words = f"{steps_words(done)}, the longest run {steps_shown(longest)}"
+            words = f"{counted(done, 'step', steps_shown)}, the longest run {steps_shown(longest)}"
             short.setdefault(words, []).append(RunName(one.name))
     parts = [(*some(names), f" {'has' if len(names) == 1 else 'have'} {words}") for words, names in short.items()]
     if parts:

@@ -8,13 +8,14 @@ import numpy as np
 
 from ....pipeline.explanation import EXPLOSION
 from ....pipeline.output import BASE
+from ...problems import counted
 from ..charts.scales import percent, shown, steps_shown
 from ..runlog import RunLog
 from ..summary import Ends, Summary
 from .findings import Finding
 from .sentences import Name, Sentence, listed
 
-__all__ = ["broken", "exploded", "lost", "moved", "outcome", "spiked", "steps_words"]
+__all__ = ["broken", "exploded", "lost", "moved", "outcome", "spiked"]
 
 _STEADY: Final = 0.01
 """A smaller relative change counts as none."""
@@ -58,7 +59,7 @@ def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
 def _span(run: RunLog, summary: Summary) -> str:
     """The number of steps; if the loss stayed NaN or infinite, the last step at which it was finite."""
     if summary.lost_from is None:
-        return f"in {steps_words(len(run.steps))}"
+        return f"in {counted(len(run.steps), 'step', steps_shown)}"
     return f"until step {steps_shown(run.total.finite.steps[-1])}"
 
 
@@ -150,12 +151,3 @@ def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
     usual = f"{shown(summary.usual, 3)} of the first quarter"
     text = (f"The gradient exploded: its norm was {measured} {usual}", *source, ".")
     yield Finding("exploded", text, (f"its gradient exploded at step {steps_shown(step)}",))
-
-
-def steps_words(count: int) -> str:
-    """A number of steps, in words.
-
-    >>> steps_words(1), steps_words(20)
-    ('1 step', '20 steps')
-    """
-    return "1 step" if count == 1 else f"{steps_shown(count)} steps"

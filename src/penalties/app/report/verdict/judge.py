@@ -7,11 +7,12 @@ from typing import Final
 import numpy as np
 
 from ....pipeline.output import BASE
+from ...problems import counted
 from ..charts.scales import shown, steps_shown
 from ..runlog import RunLog, Series
 from ..summary import Ends, Summary
 from .findings import Finding, Verdict
-from .history import broken, exploded, lost, moved, outcome, spiked, steps_words
+from .history import broken, exploded, lost, moved, outcome, spiked
 from .sentences import Sentence, clauses, listed
 from .terms import agreed, drove, failed, fought, idle, slow
 
@@ -20,7 +21,7 @@ __all__ = ["judge"]
 _HISTORY: Final = ("outcome", "broken", "spiked", "exploded")
 """The findings in the first sentence of the headline; the second is about terms."""
 _KEPT: Final = 2
-"""How many checkpoints a run keeps."""
+"""How many checkpoints a run keeps whose config does not say so."""
 _RISEN: Final = 0.05
 """A held-out loss is reported as rising if it rose by more than this fraction of its fall, or of its size."""
 
@@ -84,7 +85,11 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 def _better(run: RunLog, series: Series, best_at: int) -> str:
     """What to do about a rising held-out loss: use a checkpoint that still exists, or train for fewer steps."""
-    saved = sorted({event.step for event in run.events if event.kind == "checkpoint"})[-_KEPT:]
+    keep = run.training("keep")
+    kept = keep if isinstance(keep, int) and keep > 0 else _KEPT
+    made = {event.step: event.best for event in run.events if event.kind == "checkpoint"}
+    last_made = sorted(made)[-kept:]
+    saved = sorted({*last_made, *(best for step in last_made if (best := made[step]) in made)})
     losses = [float(np.interp(step, series.steps, series.values)) for step in saved]
     last = float(series.values[-1])
     if losses and last - min(losses) > _RISEN * abs(last):
@@ -96,14 +101,20 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
     kinds = [event.kind for event in run.events]
     resumed = [steps_shown(event.step) for event in run.events if event.kind == "resumed"]
     if resumed:
-        yield Finding("run", ("It was resumed at step ", *listed(resumed), "."))
-    done = int(run.steps[-1]) + 1 if len(run.steps) else 0
+        yield Finding("run", ("It was resumed after step ", *listed(resumed), "."))
+    done = int(run.steps[-1]) if len(run.steps) else 0
     wanted = run.wanted
     if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
-        after = f"{steps_shown(done)} of {steps_shown(wanted)} steps" if wanted is not None else steps_words(done)
+        after = (
+            f"{steps_shown(done)} of {steps_shown(wanted)} steps"
+            if wanted is not None
+            else counted(done, "step", steps_shown)
+        )
         if kinds and kinds[-1] == "interrupted":
             resume = f"penalties train --run {shlex.quote(run.folder)} --resume"
             text = f"It was interrupted after {after}; resume it with `{resume}`."
+        elif kinds and kinds[-1] == "failed":
+            text = f"It failed after {after}: {run.events[-1].message.splitlines()[0]}"
         else:
             torn = " while writing a line" if run.torn else ""
             text = f"The log ends after {after}: the run is still going, or was stopped{torn}."

@@ -1,0 +1,128 @@
+"""The model of a run in a folder of its own, as transformers, peft and vLLM load it.
+
+model/
+├── adapter_config.json, adapter_model.safetensors     the adapter; or
+├── config.json, model.safetensors                     the whole model, with the adapter merged into its weights
+├── generation_config.json
+└── tokenizer.json, tokenizer_config.json              and whatever else the tokenizer has
+"""
+
+import contextlib
+import importlib
+import secrets
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+from ...files import check_plain, read_plain, sync
+from ...training.local.model import TINY, end_tokens
+from ..data import learned_ends
+from ..runs.disk import RunError, reason, writing
+from ..train.clients import without_bars
+from .finding import Trained
+
+__all__ = ["export"]
+
+_ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def export(trained: Trained, to: str | Path, *, merged: bool = False) -> None:
+    """Write the adapter, or with `merged` the whole model, to a folder that is new or empty.
+
+    The folder appears when everything in it is on the disk.
+    """
+    target = Path(to)
+    _check(trained, merged=merged)
+    with _made(target) as part, without_bars():
+        if merged:
+            _write_merged(trained, part)
+        else:
+            _write_adapter(trained, part)
+
+
+def _check(trained: Trained, *, merged: bool) -> None:
+    folder, checkpoint = trained.run.folder, trained.checkpoint
+    if trained.remote:
+        raise RunError(
+            f"{folder}: its weights are on a server, as {checkpoint.client}; download them with the server's own "
+            f"program, such as `tinker checkpoint download {checkpoint.client}`",
+            2,
+        )
+    if trained.config.model.name == TINY and not merged:
+        raise RunError(
+            f'{folder} trained the built-in model, "{TINY}", which other programs do not have; export the whole model '
+            "with --merged",
+            2,
+        )
+
+
+@contextlib.contextmanager
+def _made(target: Path) -> Generator[Path]:
+    """A folder to write to, which takes the place of the target at the end, or disappears if the block fails."""
+    with writing(target, "--to"):
+        try:
+            check_plain(target, folder=True)
+        except OSError as error:
+            raise RunError(f"{target} cannot be written: {reason(error)}; choose another with --to", 2) from error
+        if target.is_dir() and any(target.iterdir()):
+            raise RunError(f"{target} is not empty; choose a new folder with --to", 2)
+        # "." has no name beside which another could be made.
+        whole = target.absolute()
+        part = whole.with_name(f".{whole.name}.{secrets.token_hex(8)}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+        try:
+            yield part
+            mode = part.stat().st_mode & 0o666
+            for path in part.iterdir():
+                # Some versions of safetensors write files that only their owner can read.
+                path.chmod(mode)
+                sync(path)
+            sync(part)
+            # An empty folder gives way; one that was filled meanwhile is an error.
+            with contextlib.suppress(FileNotFoundError):
+                whole.rmdir()
+            part.rename(whole)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        sync(whole.parent)
+
+
+def _write_adapter(trained: Trained, part: Path) -> None:
+    """The files of the checkpoint, which are peft's; the weights of the model itself are not even loaded."""
+    transformers: Any = importlib.import_module("transformers")
+    for name in _ADAPTER:
+        (part / name).write_bytes(read_plain(Path(trained.checkpoint.client, name)))
+    base = trained.config.model.name
+    try:
+        generation = transformers.GenerationConfig.from_pretrained(base)
+    except OSError:
+        # Not every model has a file of its own for it.
+        generation = transformers.GenerationConfig.from_model_config(transformers.AutoConfig.from_pretrained(base))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    _end_as_learned(generation, tokenizer, trained)
+    generation.save_pretrained(str(part))
+    tokenizer.save_pretrained(str(part))
+
+
+def _write_merged(trained: Trained, part: Path) -> None:
+    with trained.opened() as backend:
+        client = backend.client
+        try:
+            model = client.model.merge_and_unload(safe_merge=True)
+        except ValueError as error:
+            raise RunError(f"{trained.run.folder}: the adapter cannot be merged: {error}") from error
+        _end_as_learned(model.generation_config, client.tokenizer, trained)
+        # With its generation config.
+        model.save_pretrained(str(part))
+        client.tokenizer.save_pretrained(str(part))
+
+
+def _end_as_learned(generation: Any, tokenizer: Any, trained: Trained) -> None:
+    """Have generation also end with the tokens that the model learned to end with."""
+    own = end_tokens(generation.eos_token_id)
+    ends = list(dict.fromkeys([*own, *learned_ends(tokenizer, chat=trained.chat)]))
+    if ends != own:
+        generation.eos_token_id = ends
