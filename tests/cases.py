@@ -3,6 +3,7 @@
 A penalty without a row here is tested on the example that it declares.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import penalties as pn
 from penalties import functional
-from penalties.functional.penalty import facts_of
+from penalties.functional.penalty import Facts, facts_of
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def two_data_and_weights(rng: np.random.Generator) -> list[np.ndarray]:
 
 MASK = np.array([[1.0, 0.0, 1.0], [0.5, 1.0, 0.0]])
 FLAGS = np.array([[True, False, True], [True, True, False]])
+TARGETS = np.array([[4, -100, 0], [1, 1, 3]])
+FEW = np.array([[[4, 0], [2, 2], [1, 3]], [[1, 0], [0, 0], [3, 4]]])
 TOKEN_MASK = np.array([[1.0, 0.0, 2.0, 1.0], [0.5, 1.0, 0.0, 1.0]])
 EPSILON = np.array([0.2, 0.7, 0.5])
 ROWS = np.array([3, 0, 4])
@@ -219,7 +222,18 @@ def _divergences() -> list[Case]:
         {"mask": MASK},
         {"mask": FLAGS, "temperature": 2.0, "mode": "bonus", "reduction": "sum"},
     ]
+    cross_entropy = [
+        *({"reduction": reduction} for reduction in ("sum", "mean", "none")),
+        {"logits": True},
+        {"logits": True, "temperature": 2.0, "mask": MASK},
+        {"logits": True, "temperature": 0.5, "mask": FLAGS, "reduction": "none"},
+        {"ignore_index": 1, "mask": FLAGS},
+    ]
+    targets = [{"logits": True}, {}]
     return [
+        *(Case("cross_entropy", logprobs(2, 3, 5), {"targets": TARGETS, **options}) for options in cross_entropy),
+        *(Case("target_logprobs", logprobs(2, 3, 5), {"targets": FEW, **options}) for options in targets),
+        Case("target_logprobs", logprobs(2, 3, 5), {"targets": FEW[..., 0], "logits": True}),
         *(Case("kl_divergence", two_logprobs(2, 3, 5), options, size=magnitude) for options in kl),
         *(Case("js_divergence", two_logprobs(2, 3, 5), options, size=magnitude) for options in js),
         *(Case("entropy", logprobs(2, 3, 5), options, size=magnitude) for options in entropy),
@@ -290,18 +304,36 @@ def _smoothness() -> list[Case]:
 def _declared(written: set[str]) -> list[Case]:
     """One case of every other penalty, by the example that it declares."""
     others = {name: facts_of(getattr(pn, name)) for name in functional.__all__ if name not in written}
-    return [Case(name, lambda rng, facts=facts: facts.example()) for name, facts in others.items() if facts is not None]
+    return [declared(name, facts) for name, facts in others.items() if facts is not None]
+
+
+def declared(name: str, facts: Facts) -> Case:
+    """The example of a penalty; labels, which have no gradient, are among the options."""
+    example = dict(zip(inspect.signature(facts.function).parameters, facts.example(), strict=False))
+    labels = {label: example.pop(label) for label in facts.labels}
+    return Case(name, lambda rng: list(example.values()), labels)
 
 
 def sampled(cases: Sequence[Case]) -> list[Any]:
-    """The cases as parameters: the first with each set of option names here, the others among the slow tests."""
-    seen: set[tuple[str, frozenset[str]]] = set()
+    """The cases as parameters: the first with each option of a penalty here, the others among the slow tests."""
+    seen: dict[str, set[str]] = {}
     parameters = []
     for case in cases:
-        kind = case.label, frozenset(case.options) - {"reduction"}
-        parameters.append(pytest.param(case, id=case.id, marks=[pytest.mark.slow] if kind in seen else []))
-        seen.add(kind)
+        options = set(case.options) - {"reduction"}
+        known = case.label in seen and options <= seen[case.label]
+        parameters.append(_parameter(case, slow=known))
+        seen.setdefault(case.label, set()).update(options)
     return parameters
+
+
+def one_of_each(cases: Sequence[Case]) -> list[Any]:
+    """The same for tests that compile every case: the first of a penalty here, the others among the slow tests."""
+    first = {case.name: case for case in reversed(cases)}
+    return [_parameter(case, slow=case is not first[case.name]) for case in cases]
+
+
+def _parameter(case: Case, *, slow: bool) -> Any:
+    return pytest.param(case, id=case.id, marks=[pytest.mark.slow] if slow else [])
 
 
 WRITTEN = [*_norms(), *_divergences(), *_estimators(), *_structure(), *_smoothness()]

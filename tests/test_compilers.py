@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penalties as pn
-from tests.cases import CASES, Case, sampled
+from tests.cases import CASES, Case, one_of_each, sampled
 from tests.libraries import DIFFERENTIABLE, JAX, TORCH
 
 # An int seed draws with NumPy, outside any graph; inside torch.compile the drawn array itself is promised.
@@ -42,7 +42,7 @@ def check_compiled(case: Case, backend: str) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("case", sampled(COMPILED))
+@pytest.mark.parametrize("case", one_of_each(COMPILED))
 def test_torch_compile_traces_without_a_break(case: Case) -> None:
     check_compiled(case, "aot_eager")
 
@@ -74,7 +74,7 @@ def test_torch_func_grad_is_autograd(case: Case) -> None:
 
 
 @needs_jax
-@pytest.mark.parametrize("case", sampled(CASES))
+@pytest.mark.parametrize("case", one_of_each(CASES))
 def test_jax_jit_and_vmap(case: Case) -> None:
     fn = case.on(JAX)
     rows = [[JAX.array(x) for x in inputs] for inputs in batches(case, 3)]

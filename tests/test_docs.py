@@ -1,9 +1,7 @@
 """The documentation: its code runs and prints what it says, and no public name is missing from it."""
 
-import contextlib
 import importlib
 import inspect
-import io
 import operator
 import os
 import re
@@ -18,12 +16,12 @@ from docs._plots import matrix
 
 import penalties
 from penalties import functional
-from penalties.backends import double_precision
+from tests.pages import PYTHON, run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-FAMILIES = ("norms", "divergences", "estimators", "structure", "smoothness", "logprobs", "finite")
+FAMILIES = ("norms", "divergences", "estimators", "structure", "smoothness", "logprobs", "finite", "precomputed")
 
 NAMES = [name for name in penalties.__all__ if name != "__version__"]
 FUNCTIONS = functional.__all__
@@ -34,23 +32,6 @@ MEMBERS = [f"{module}.{member}" for module in MODULES for member in getattr(pena
 RETURNED = ("TermOutput", "Explanation", "Regularizer")
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-# Code, and what it prints where a ```text block follows directly.
-PYTHON = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-
-
-def run(page: str, text: str) -> None:
-    """Run the blocks of a page in one namespace, in order, and compare what they print."""
-    namespace: dict[str, object] = {"__name__": "__page__"}
-    for block in PYTHON.finditer(text):
-        code, printed = block.groups(default="")
-        line = text.count("\n", 0, block.start(1))
-        # Empty lines in front: a traceback then shows the line number in the page.
-        program = compile("\n" * line + code, page, "exec")
-        output = io.StringIO()
-        # The other tests turn 64 bits on in JAX; a reader has not.
-        with contextlib.redirect_stdout(output), double_precision(False):
-            exec(program, namespace)
-        assert output.getvalue() == printed, f"{page}:{line}"
 
 
 def page_id(path: Path) -> str:
@@ -74,10 +55,18 @@ def test_a_page_that_prints_without_saying_so_fails():
 
 
 # Pages of notebooks are what the notebooks print: their own tests run them.
-WRITTEN = [path for path in PAGES if path.parent != DOCS / "notebooks"]
+# Pages of trainers need those, so that the tests of integrations run them.
+WRITTEN = [path for path in PAGES if path.parent not in (DOCS / "notebooks", DOCS / "trainers")]
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=page_id)
+# Those that compile the most run among the slow tests.
+COMPILING = [DOCS / name for name in ("own-terms.md", "composing.md", "backends.md")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=page_id(path), marks=pytest.mark.slow if path in COMPILING else ()) for path in WRITTEN],
+)
 def test_code_on_the_page_runs_and_prints_what_it_says(path: Path):
     text = path.read_text()
     # A fence that the extractor does not see, because it is indented, would never run.
@@ -198,6 +187,7 @@ def test_site_builds_without_warnings(tmp_path: Path):
     assert "<blockquote>" not in api  # a doctest outside a code fence reads as one
 
 
+@pytest.mark.slow
 def test_quickstart_prints_its_table():
     command = [sys.executable, "-W", "error", "examples/quickstart.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -21,6 +21,7 @@ KEY_LINES = {
     "http_service.py": r"^372 requests, \d+ of them failed, and no step was lost$",
     "jax_loop.py": r"^4002 steps with as many different weights: traced 1 time$",
     "knowledge_base.py": r"^with the facts: +7\d\.\d% of cities right, +\d\.\d% of answers against the facts$",
+    "mixture_of_experts.py": r"^with the term: +the busiest expert gets 1\d% of the inputs, accuracy 9\d\.\d%$",
     "persistent_homology.py": r"^loops in the code of a knot: 4 without the term, 1 with it$",
     "pytorch_loop.py": r"^base_loss and confidence conflict: the cosine between their gradients is -0\.\d\d$",
     "quickstart.py": r"^after:  test accuracy",
@@ -150,3 +151,10 @@ def test_directions_of_an_adapter_are_made_to_differ():
     assert apart < overlap / 3
     assert apart_rank > rank + 1
     assert apart_loss < loss + 0.1
+
+
+@slow
+def test_experts_share_the_work_and_know_as_much():
+    (busiest, accuracy), (balanced, balanced_accuracy) = last("mixture_of_experts.py")
+    assert busiest > 50 > 20 > balanced
+    assert balanced_accuracy > accuracy - 2

@@ -11,6 +11,7 @@ import pytest
 import penalties as pn
 from penalties import functional
 from penalties.functional.penalty import Elementwise, Facts, facts_of
+from tests.cases import declared
 from tests.libraries import TORCH
 
 PENALTIES = {name: facts for name in functional.__all__ if (facts := facts_of(getattr(functional, name)))}
@@ -18,12 +19,16 @@ ROWS = [name for name, facts in PENALTIES.items() if facts.rows]
 
 
 def as_tensors(arguments: tuple[Any, ...]) -> list[Any]:
-    return [TORCH.array(part, "float64") if isinstance(part, np.ndarray) else part for part in arguments]
+    return [
+        TORCH.array(part, "float64" if part.dtype.kind == "f" else "int64") if isinstance(part, np.ndarray) else part
+        for part in arguments
+    ]
 
 
 def test_helpers_have_no_facts() -> None:
     assert set(functional.__all__) - set(PENALTIES) == {
-        *("renormalize", "replace_nonfinite", "safe_log", "valid_logprobs", "validate", "with_gradient_penalty")
+        *("renormalize", "replace_nonfinite", "safe_log", "target_logprobs", "valid_logprobs", "validate"),
+        "with_gradient_penalty",
     }
 
 
@@ -44,6 +49,22 @@ def test_a_penalty_over_rows_is_the_sum_or_mean_of_its_rows(name: str, reduction
     rows = [function(*row, reduction=reduction) for row in zip(*[np.split(x, 2) for x in arrays], strict=True)]
     whole = function(*arrays, reduction=reduction)
     assert whole == pytest.approx(getattr(np, reduction)(rows), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_labels_are_the_inputs_that_are_whole_numbers(name: str) -> None:
+    facts = PENALTIES[name]
+    parameters = inspect.signature(facts.function).parameters
+    example = dict(zip(parameters, facts.example(), strict=False))
+    whole = [key for key, part in example.items() if isinstance(part, np.ndarray) and part.dtype.kind == "i"]
+    assert whole == list(facts.labels)
+
+
+def test_a_declared_example_with_labels_is_a_case() -> None:
+    case = declared("cross_entropy", PENALTIES["cross_entropy"])
+    assert [x.dtype.kind for x in case.make(np.random.default_rng(0))] == ["f"]
+    assert list(case.options) == ["targets"]
+    assert np.isfinite(case.on(TORCH)(*as_tensors(tuple(case.make(np.random.default_rng(0))))).item())
 
 
 def test_options_that_couple_rows_are_known() -> None:

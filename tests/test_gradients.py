@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cases import CASES, Case, sampled
+from tests.cases import CASES, Case, one_of_each, sampled
 from tests.libraries import DIFFERENTIABLE, JAX, TORCH
 
 
@@ -34,7 +34,7 @@ def along(fn: Callable[..., Any], direction: list[Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.skipif(JAX not in DIFFERENTIABLE, reason="JAX was not chosen")
-@pytest.mark.parametrize("case", sampled(CASES))
+@pytest.mark.parametrize("case", one_of_each(CASES))
 def test_jax_agrees_with_finite_differences(case: Case) -> None:
     """In one program: `jax.test_util.check_grads` compiles several for each order."""
     fn, points, rng = case.on(JAX), inputs(case), np.random.default_rng(17)

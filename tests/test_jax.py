@@ -41,6 +41,10 @@ def test_registered_pytrees_are_nests() -> None:
     assert float(pn.l1(parameters())) == 17.0
     assert float(pn.l1(Layer(jnp.ones(2), jnp.ones(3)))) == 5.0
     assert float(pn.l2(Layer([jnp.ones(2)], {"a": jnp.ones(3)}), reduction="mean")) == 1.0
+    logits = pn.Logits(jnp.ones((1, 2)), jnp.ones((3, 2)))
+    assert float(pn.l1(Layer(logits, jnp.ones(3)))) == 9.0
+    own = pn.Pipeline([pn.Term(lambda layer: layer.w.sum() + layer.b.sum(), name="own")])
+    assert float(own(layer=Layer(logits, jnp.ones(3))).total) == 9.0
 
 
 def test_none_keeps_the_structure_of_a_nest() -> None:

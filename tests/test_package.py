@@ -20,7 +20,7 @@ from penalties import backends
 ROOT = Path(__file__).parent.parent
 OPTIONAL = (
     *("torch", "jax", "scipy", "optax", "pydantic", "click", "rich", "ray"),
-    *("wandb", "mlflow", "tensorboardX", "opentelemetry", "safetensors"),
+    *("wandb", "mlflow", "tensorboardX", "opentelemetry", "safetensors", "matplotlib", "pyarrow", "datasets"),
 )
 
 
@@ -109,7 +109,9 @@ def test_the_core_depends_on_numpy_alone_and_bounds_have_reasons() -> None:
     project = tomllib.loads(text)["project"]
     assert [d.split(">")[0] for d in project["dependencies"]] == ["numpy"]
     sinks = {"otel", "tensorboard", "mlflow", "wandb"}
-    extras = {"torch", "jax", "process", "ray", "tinker", "train", "cli", "state", "all"} | sinks
+    libraries = {"torch", "jax", "optax", "ray", "tinker"}
+    trainers = {"train", "huggingface", "lightning", "keras"}
+    extras = {"process", "cli", "data", "state", "plot", "all"} | trainers | libraries | sinks
     assert set(project["optional-dependencies"]) == extras
     section = text[text.index("[project]") : text.index("[project.urls]")]
     for line in section.splitlines():

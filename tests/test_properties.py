@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -228,6 +228,7 @@ def test_consistency_is_zero_on_itself_and_symmetric(library: Any, x: np.ndarray
         assert math.isclose(number(library, "consistency", y, x, metric=metric), value, abs_tol=1e-9)
 
 
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000), shape=MATRICES)
 def test_orthogonality_is_the_plain_gram_expression(library: Any, seed: int, shape: tuple[int, int]) -> None:
     rows, columns = shape

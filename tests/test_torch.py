@@ -146,6 +146,7 @@ class TestGradientPenalty:
         batched = torch.func.vmap(lambda z: pn.gradient_penalty(model, z))(torch.stack([x, 2 * x]))
         torch.testing.assert_close(batched[1], pn.gradient_penalty(model, 2 * x))
 
+    @pytest.mark.slow
     def test_compiled(self) -> None:
         model = network(norm=False)
         x = data()

@@ -1,7 +1,11 @@
 """Terms of one's own, for configs."""
 
+import os
 import random
+import threading
 import time
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +45,57 @@ def drawing(logprobs: Any) -> Any:
     return scale * logprobs[0].mean() ** 2
 
 
+def somewhere(logprobs: Any) -> Any:
+    """A term that says which process it runs in, and whether in its main thread."""
+    main = threading.current_thread() is threading.main_thread()
+    return logprobs[0].mean() ** 2, {"process": os.getpid(), "main": float(main)}
+
+
 def slow(logprobs: Any) -> Any:
     time.sleep(0.2)
     return logprobs[0].mean() ** 2
+
+
+def leaking(logprobs: Any) -> Any:
+    """A term that repeats a key wherever it can, and fails."""
+    key = os.environ["SCORER_API_KEY"]
+    warnings.warn(f"sent with {key}", RuntimeWarning, stacklevel=1)
+    print(f"sending {key}")
+    raise RuntimeError(f"401 for {key}")
+
+
+def not_finite(logprobs: Any) -> Any:
+    """A term that is not a number, from the first step on."""
+    return logprobs[0].mean() * float("nan")
+
+
+def steep(logprobs: Any) -> Any:
+    """A term whose gradient is infinite."""
+    return (0.0 * logprobs[0]).sqrt().sum()
+
+
+def late(logprobs: Any, step: int) -> Any:
+    """A term that is not a number at the third step."""
+    return logprobs[0].mean() ** 2 * (float("nan") if step == 2 else 1.0)
+
+
+def late_gradient(logprobs: Any, step: int) -> Any:
+    """A term whose gradient is infinite at the third step."""
+    return (0.0 * logprobs[0]).sqrt().sum() if step == 2 else logprobs[0].mean() ** 2
+
+
+def failing_loss(data: Any, logprobs: Any) -> Any:
+    raise RuntimeError("as the test wants it")
+
+
+def lengths(samples: Sequence[Any]) -> dict[str, float]:
+    """A metric over samples that returns several numbers."""
+    return {"text": float(len(samples[0].text)), "completion": float(len(samples[0].completion))}
+
+
+def failing_metric(samples: Sequence[Any]) -> float:
+    raise ValueError("no such luck")
+
+
+def wordy_metric(samples: Sequence[Any]) -> str:
+    return "good"

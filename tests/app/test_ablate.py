@@ -17,7 +17,7 @@ from penalties.app.train import Interrupted, TermFailed
 from penalties.app.train import start as start_module
 from penalties.app.train.progress import SILENT
 
-from .stand_ins import Backend, killing, write_config
+from .stand_ins import TERMS, Backend, killing, write_config
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -100,6 +100,31 @@ class TestVariants:
     def test_without_terms_there_is_nothing_to_remove(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="no enabled \\[\\[term\\]\\]"):
             variants(loading(write_config(tmp_path, terms="")))
+
+    @pytest.mark.parametrize("by", ["counting", "counting_weighted", "counting/seen"])
+    @pytest.mark.parametrize(
+        ("sweeps", "keep", "variant"),
+        [
+            ([], False, "without counting"),
+            ([], True, "only kl"),
+            (["counting.enabled=false"], False, "counting.enabled=false"),
+        ],
+    )
+    def test_the_metric_of_the_best_checkpoint_is_in_all(
+        self, tmp_path: Path, by: str, sweeps: list[str], keep: bool, variant: str
+    ) -> None:
+        path = write_config(tmp_path, best_by=by)
+        with pytest.raises(RunError, match=f'the variant "{variant}" does not have "{by}", by which') as raised:
+            variants(loading(path), sweeps=sweeps, keep=keep)
+        assert raised.value.status == 2
+        assert len(variants(loading(write_config(tmp_path, best_by="base_loss")), sweeps=sweeps, keep=keep)) > 1
+
+    def test_each_has_something_to_train_on(self, tmp_path: Path) -> None:
+        path = write_config(tmp_path, terms=TERMS.partition("\n\n")[0], loss="none")
+        with pytest.raises(RunError, match='"without kl" has neither a loss nor a term') as raised:
+            variants(loading(path))
+        assert raised.value.status == 2
+        assert [one.name for one in variants(loading(path), keep=True)] == ["all"]
 
     def test_a_term_that_is_not_enabled_is_not_removed(self, path: Path) -> None:
         def loaded(more: Sequence[str]) -> Config:
@@ -261,15 +286,14 @@ class TestComparison:
         assert whole.base_loss == (2.0, pytest.approx(math.sqrt(2.0)))
         assert without.difference == (1.25, pytest.approx(0.35355, rel=1e-4))
         assert whole.terms == {"kl": 2.0}
-        assert shown(found).splitlines() == [
+        assert shown(found) == [
             "variant     base loss     difference    kl",
             "all         2 ± 1.414                   2",
             "without kl  3.25 ± 1.768  1.25 ± 0.354  -",
         ]
 
     def test_a_failed_variant_has_no_numbers_and_its_reason(self) -> None:
-        text = shown(compared([outcome("all", 0, 1.0), outcome("without kl", 0, None)]))
-        assert text.splitlines() == [
+        assert shown(compared([outcome("all", 0, 1.0), outcome("without kl", 0, None)])) == [
             "variant     base loss  difference",
             "all         1",
             "without kl  failed",
@@ -281,4 +305,4 @@ class TestComparison:
         assert whole.base_loss is not None
         assert whole.base_loss[0] == math.inf
         assert math.isnan(whole.base_loss[1])
-        assert "inf" in shown([whole])
+        assert "inf" in shown([whole])[1]

@@ -9,16 +9,18 @@ import pytest
 from penalties.app.catalogue.entries import KINDS, entries, entry_of_path
 from penalties.app.catalogue.examples import EXAMPLES
 from penalties.app.config import Config
-from penalties.app.config.objective import INPUTS, LOCAL_INPUTS
+from penalties.app.config.objective import BY_RULE, INPUTS, LOCAL_BY_RULE, LOCAL_INPUTS
 from penalties.app.config.options import SHIPPED, inputs_of, wrong_value
 from penalties.app.data import Stream
 from penalties.errors import OptionError
 from penalties.pipeline import Term
 from penalties.pipeline.catalogue import BUILT_IN
-from penalties.training import LocalTrainingClient, adapters, forward_backward_custom
+from penalties.training import LocalTrainingClient, adapters, forward_backward_custom, losses
 from penalties.training.objective import objective_of
 
-from .configs import LINES, PAIRS, config
+from .configs import CANDIDATES, LINES, PAIRS, SAMPLED, config
+
+DATA = {"dpo": PAIRS, "importance_sampling": SAMPLED, "reverse_kl": CANDIDATES}
 
 REFERENCES = """
 [references]
@@ -51,7 +53,7 @@ def test_every_penalty_adapter_and_table_is_there() -> None:
     by_kind = {kind: [entry.name for entry in entries() if entry.kind == kind] for kind in KINDS}
     assert by_kind["penalty"] == list(BUILT_IN)
     assert [name.partition(":")[2] for name in by_kind["batch"]] == list(adapters.__all__)
-    assert by_kind["loss"] == ["cross_entropy", "dpo"]
+    assert by_kind["loss"] == [*losses.BY_NAME, "none"]
     assert by_kind["reference"] == ["initial", "client", "perturbed"]
     assert by_kind["schedule"][:3] == ["constant", "linear", "warmup"]
     assert by_kind["wrap"] == ["ema", "normalized"]
@@ -62,6 +64,14 @@ def test_every_penalty_adapter_and_table_is_there() -> None:
 def test_inputs_are_those_that_terms_get() -> None:
     for name in (*INPUTS, *(name.replace("<layer>", "1") for name in LOCAL_INPUTS)):
         objective_of(None, [Term(lambda x: x, name="any", inputs=name)], {}, None, candidates=None, local=True)
+
+
+def test_so_are_those_whose_names_depend_on_the_config() -> None:
+    named = [name.replace("<reference>", "mine").replace("<layer>", "1") for name in (*BY_RULE, *LOCAL_BY_RULE)]
+    for name in named:
+        # The step is an argument of the function, by its name.
+        term = Term(lambda mask, step: step, name="any") if name == "step" else Term(len, name="any", inputs=name)
+        objective_of(None, [term], {"mine": True}, None, candidates=None, local=True)
 
 
 def test_tables_show_the_default_and_the_meaning_of_each_key() -> None:
@@ -101,7 +111,7 @@ def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind:
         assert text.startswith("# ")
         return
     text += REFERENCES if "references" not in given else ""
-    made = config(tmp_path, text, ["train.batch_size=2"], data=PAIRS if name == "dpo" else LINES)
+    made = config(tmp_path, text, ["train.batch_size=2"], data=DATA.get(name, LINES))
     stream = Stream(made, client.tokenizer)
     result = forward_backward_custom(
         client,

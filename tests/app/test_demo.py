@@ -18,7 +18,9 @@ FOLDER = find(None).parent
 
 def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     pig_latin.write(tmp_path)
-    for name in ("pig_latin.jsonl", "pig_latin_eval.jsonl"):
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == [f"pig_latin{kind}.jsonl" for kind in ("", "_eval", "_pairs", "_pairs_eval")]
+    for name in written:
         assert (FOLDER / name).read_bytes() == (tmp_path / name).read_bytes()
 
 

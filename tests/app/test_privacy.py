@@ -1,6 +1,7 @@
 """Keys, and where they are hidden."""
 
 import json
+import os
 
 import pytest
 
@@ -10,8 +11,9 @@ from penalties.app.privacy import hide, secret_in
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*privacy._SECRET, *privacy._ADDRESSES):
-        monkeypatch.delenv(name, raising=False)
+    for name in (*os.environ, *privacy._ADDRESSES):
+        if name in privacy._ADDRESSES or name.upper().endswith(privacy._LIKELY):
+            monkeypatch.delenv(name, raising=False)
 
 
 def test_spaces_around_a_key_are_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +28,25 @@ def test_a_key_is_hidden_as_json_has_it(monkeypatch: pytest.MonkeyPatch, ascii_o
     assert hide(json.dumps({"message": key}, ensure_ascii=ascii_only)) == '{"message": "<WANDB_API_KEY>"}'
 
 
+@pytest.mark.parametrize(
+    "written", ["tml%2B0%2F1%3D%20x", "tml%2B0/1%3D%20x", "tml%2B0%2F1%3D+x", "tml+0/1=%20x", "tml+0/1=+x"]
+)
+def test_a_key_is_hidden_as_an_address_has_it(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    monkeypatch.setenv("SEARCH_API_KEY", "tml+0/1= x")
+    assert hide(f"404: https://search.example/?q=1&key={written}&n=2").endswith("key=<SEARCH_API_KEY>&n=2")
+
+
+def test_a_key_is_hidden_as_python_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_API_KEY", "tml-'\"\\'-key")
+    assert hide(repr({"key": "tml-'\"\\'-key"})) == "{'key': '<SEARCH_API_KEY>'}"
+
+
+def test_a_key_that_is_not_utf8_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = os.fsdecode(b"tml-\xff-key")
+    monkeypatch.setenv("SEARCH_API_KEY", key)
+    assert hide(f"{key}, tml-%FF-key") == "<SEARCH_API_KEY>, <SEARCH_API_KEY>"
+
+
 def test_a_key_within_another_leaves_nothing_of_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "a-secret-and-more")
@@ -35,6 +56,18 @@ def test_a_key_within_another_leaves_nothing_of_that_one(monkeypatch: pytest.Mon
 def test_a_short_text_is_not_taken_for_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "step")
     assert hide("step 5") == "step 5"
+
+
+def test_the_keys_of_services_that_terms_call_are_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORER_API_KEY", "sk-0123456789")
+    monkeypatch.setenv("DB_PASSWORD", "correct horse")
+    assert hide("401 for sk-0123456789, correct horse") == "401 for <SCORER_API_KEY>, <DB_PASSWORD>"
+
+
+@pytest.mark.parametrize("value", ["production", "1234567", "/run/secrets/token", "~/keys/one"])
+def test_a_word_a_number_and_a_path_are_no_keys(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("DEPLOY_TOKEN", value)
+    assert hide(f"step {value}") == f"step {value}"
 
 
 class TestAddresses:

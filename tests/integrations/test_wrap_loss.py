@@ -186,6 +186,7 @@ def test_an_unknown_weight_raises():
         pn.wrap_loss(mse_loss, pn.Pipeline([L2]))(*pair(), weights={"l3": 1.0})
 
 
+@pytest.mark.slow
 def test_loss_compiles_without_a_break_and_keeps_its_state():
     plain = pn.wrap_loss(mse_loss, pn.Pipeline([pn.EMA(SPARSITY), L2]))
     traced = pn.wrap_loss(mse_loss, pn.Pipeline([pn.EMA(SPARSITY), L2]))
@@ -227,3 +228,62 @@ def test_a_captured_activation_is_an_input_like_any_other() -> None:
     total.backward()
     # The base is 0, so that all of the gradient at the first layer comes from the activation's penalty.
     torch.testing.assert_close(hidden.bias.grad, 2 * captured["hidden"][0].detach())
+
+
+def token_loss(prediction: Any, target: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    if num_items_in_batch is None:
+        return cross_entropy(prediction, target)
+    return cross_entropy(prediction, target, reduction="sum") / num_items_in_batch
+
+
+def test_the_base_is_given_the_number_of_items_of_the_whole_step():
+    logits, labels = TORCH.array(np.eye(3)), torch.tensor([0, 2, 1], device=DEVICE)
+    loss = pn.wrap_loss(token_loss, pn.Pipeline([]))
+    expected = cross_entropy(logits, labels, reduction="sum") / 12
+    torch.testing.assert_close(loss(logits, labels, num_items_in_batch=12), expected)
+    torch.testing.assert_close(loss(logits, labels), cross_entropy(logits, labels))
+
+
+def test_a_base_term_may_read_the_number_of_items():
+    names = ("prediction", "target", "num_items_in_batch")
+    base = pn.Term(token_loss, inputs=dict(zip(names, names, strict=True)))
+    logits, labels = TORCH.array(np.eye(3)), torch.tensor([0, 2, 1], device=DEVICE)
+    found = pn.wrap_loss(base, pn.Pipeline([]))(logits, labels, num_items_in_batch=12)
+    torch.testing.assert_close(found, cross_entropy(logits, labels, reduction="sum") / 12)
+
+
+@pytest.mark.parametrize("base", [mse_loss, nn.MSELoss(), pn.Term(mse_loss, inputs=("prediction", "target"))])
+def test_a_base_that_ignores_the_number_of_items_raises(base: Any):
+    loss = pn.wrap_loss(base, pn.Pipeline([]))
+    with pytest.raises(pn.OptionError, match="expected a loss that takes num_items_in_batch and divides by it"):
+        loss(*pair(), num_items_in_batch=4)
+
+
+def test_terms_are_scaled_by_the_share_of_items():
+    terms = [pn.Term(pn.entropy, inputs="prediction"), pn.Term(pn.l2, inputs="params", weight=0.5)]
+    loss = pn.wrap_loss(token_loss, pn.Pipeline(terms), items=lambda target: (target != -100).sum())
+    logits, params = TORCH.array(np.log([[0.5, 0.5], [0.5, 0.5]])), [TORCH.array([2.0])]
+    labels = torch.tensor([0, -100], device=DEVICE)
+    loss(logits, labels, params=params, num_items_in_batch=4)
+    assert loss.output.metrics()["entropy_weighted"] == pytest.approx(np.log(2) / 4, rel=1e-6)
+    assert loss.output.metrics()["l2_weighted"] == pytest.approx(2.0 / 4)
+    with pytest.raises(pn.InputError, match="pass items=, a function from the targets to their number, or use Penalt"):
+        pn.wrap_loss(token_loss, pn.Pipeline(terms))(logits, labels, params=params, num_items_in_batch=4)
+
+
+@pytest.mark.parametrize("term", [L2, pn.Term(lambda prediction: prediction.sum(), name="own")])
+def test_terms_that_a_loss_function_cannot_scale_raise(term: pn.Term):
+    loss = pn.wrap_loss(token_loss, pn.Pipeline([term]), items=len)
+    with pytest.raises(pn.OptionError, match=f'{term.name}: scope=.*; expected scope="mean" or "step"'):
+        loss(TORCH.array(np.eye(3)), torch.tensor([0, 2, 1], device=DEVICE), num_items_in_batch=4)
+
+
+def test_calls_without_gradients_leave_the_state_alone():
+    loss = pn.wrap_loss(mse_loss, pn.Pipeline([pn.EMA(pn.Term(pn.l2, inputs="prediction"), decay=0.5)]))
+    x, y = torch.ones(2, 1), torch.zeros(2, 1)
+    loss(x, y)
+    before = loss.state
+    with torch.no_grad():
+        loss(10 * x, y)
+    assert loss.state is before
+    assert loss.output["l2"].value.item() == pytest.approx((2 + 200) / 2)

@@ -4,6 +4,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 import torch
@@ -27,14 +28,23 @@ TERMS = {
 }
 
 
-# JAX compiles a loop for each size, so one that does not divide the rows has to do.
+# JAX compiles a loop for each size, so one that does not divide the rows has to do, and for each term.
 SIZES = {"jax": [3]}
+QUICK = ("l1", "masked sum")
 
 
-@pytest.mark.parametrize("name", TERMS)
-def test_equals_the_whole(library: Any, name: str) -> None:
-    for chunk in SIZES.get(library.name, [1, 3, 4, 7, 100]):
-        check_equals_the_whole(library, TERMS[name], chunk)
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        pytest.param(library, name, marks=pytest.mark.slow if library is JAX and name not in QUICK else ())
+        for library in LIBRARIES
+        for name in TERMS
+    ],
+    ids=lambda one: getattr(one, "name", one),
+)
+def test_equals_the_whole(chosen: Any, name: str) -> None:
+    for chunk in SIZES.get(chosen.name, [1, 3, 4, 7, 100]):
+        check_equals_the_whole(chosen, TERMS[name], chunk)
 
 
 def check_equals_the_whole(library: Any, term: pn.Term, chunk: int) -> None:
@@ -126,8 +136,9 @@ def test_pieces_combine_values_alone() -> None:
 
 @pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
 class TestTorch:
-    def test_a_piece_is_freed_before_the_next(self) -> None:
+    def test_a_piece_is_freed_before_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What the graph keeps of each piece: its rows, which are views, and nothing computed."""
+        monkeypatch.setenv("PENALTIES_KERNELS", "off")
         kept: list[int] = []
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,3 +187,21 @@ def test_jax_compiles_one_piece() -> None:
     text = str(jax.make_jaxpr(pipeline.total)(JAX.array(rows(64))))
     assert text.count("exp") <= 8
     close(jax.jit(pipeline.total)(JAX.array(rows(7))), pipeline.total(JAX.array(rows(7))))
+
+
+def test_a_piece_is_computed_once_more_for_its_gradient(autodiff: Any) -> None:
+    """Once forward, once in the backward: however many pieces there are, no piece is computed a third time."""
+    counted: list[int] = []
+
+    def squares(x: Any, reduction: str = "sum") -> Any:
+        if autodiff is JAX:
+            jax.debug.callback(lambda: counted.append(1))
+        else:
+            counted.append(1)
+        return (x**2).sum()
+
+    x = autodiff.array(rows(8))
+    out = pn.Pipeline([pn.Term(squares, chunk=2)]).value_and_grad(x, wrt="input")
+    jax.effects_barrier()
+    close(autodiff.numpy(out.gradient), 2 * rows(8))
+    assert 4 < len(counted) <= 8

@@ -44,6 +44,7 @@ class TestTorch:
         torch.testing.assert_close(found, expected)
         assert all(term.duration is None for term in out)
 
+    @pytest.mark.slow
     def test_state_and_total(self) -> None:
         inputs = given(TORCH)
         compiled = torch.compile(PIPELINE.total, fullgraph=True, backend="aot_eager")
@@ -85,6 +86,7 @@ class TestTorch:
             close(float(compiled(x, {"l1": weight})), 3 * weight + 1.0)
         assert len(graphs) <= 3
 
+    @pytest.mark.slow
     def test_a_step_that_counts(self) -> None:
         pipeline = pn.Pipeline([pn.Term(pn.l1), pn.Term(pn.l2, every=2)])
         compiled = torch.compile(lambda x, s: pipeline.total(x, step=s), fullgraph=True, backend="aot_eager")
@@ -108,6 +110,7 @@ class TestTorch:
         for step in range(10):
             close(float(compiled(torch.tensor(step))), schedule(step), "float32")
 
+    @pytest.mark.slow
     def test_parameters_of_a_module(self) -> None:
         layer = torch.nn.Linear(2, 2).to(DEVICE)
         compiled = torch.compile(

@@ -129,6 +129,18 @@ class TestTorch:
         for step in range(300):
             assert pipeline(a=x, b=x, weights={"l1": step / 4}).metrics()["total"] == 10.0 + 3 * step / 4
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_sparse_gradients_add_up(self, dtype: Any) -> None:
+        rows = torch.tensor([0, 1, 1], device=DEVICE)
+
+        def looked_up(table: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding(rows, table, sparse=True).float().sum()
+
+        table = torch.ones(3, 2, device=DEVICE, dtype=dtype, requires_grad=True)
+        out = pn.Pipeline([pn.Term(looked_up, 0.5), "l1"]).value_and_grad(table=table, x=table, wrt="table", keep=True)
+        assert out.gradient["table"].tolist() == [[0.5, 0.5], [1.0, 1.0], [0.0, 0.0]]
+        assert float(out["looked_up"].grad_norm) == pytest.approx(10**0.5)
+
     @pytest.mark.parametrize("size", [2**14, 2**14 + 1, 10**6 + 3])
     def test_norms_of_many_elements_keep_their_digits(self, size: int) -> None:
         x = torch.randn(size, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0))

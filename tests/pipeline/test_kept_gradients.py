@@ -40,6 +40,35 @@ class TestValueAndGrad:
         close(cosines, gram / np.outer(lengths, lengths))
         assert out["l1"].gradient is None
 
+    # JAX adds up the products of a long row in one go: 2e-5 of equal ones is lost.
+    @pytest.mark.parametrize(("size", "digits"), [(3, 1e-6), (90_000, 5e-5)])
+    @pytest.mark.parametrize("scale", [1e30, 1e-19])
+    def test_cosines_of_gradients_whose_products_are_out_of_range(
+        self, library: Any, scale: float, size: int, digits: float
+    ) -> None:
+        def brings(gradient: Any) -> Any:
+            return lambda x: pn.Evaluation(0 * x.sum(), gradient={"x": library.array(gradient, "float32")})
+
+        ones, steps = np.ones(size), np.arange(size) / size
+        gradients = {"ordinary": ones, "large": scale * steps, "other": -scale * ones, "opposite": steps / scale}
+        terms = [pn.Term(brings(gradient), name=name) for name, gradient in gradients.items()]
+        x = library.array(ones, "float32")
+        out = pn.Pipeline(terms).value_and_grad(x, wrt="input", cosines=True)
+        rows = np.stack(list(gradients.values()))
+        lengths = np.sqrt((rows**2).sum(1))
+        products = rows @ rows.T
+        np.testing.assert_allclose(library.numpy(out.cosines), products / np.outer(lengths, lengths), rtol=digits)
+        # NumPy's are float64; where float32 cannot hold them they are infinite, or 0.
+        held = np.clip(library.numpy(out.gram), -1e38, 1e38)
+        np.testing.assert_allclose(held, np.clip(products, -1e38, 1e38), rtol=digits, atol=2e-38)
+
+    @pytest.mark.filterwarnings("error")
+    def test_the_cosine_with_a_gradient_of_zero_is_nan(self, library: Any) -> None:
+        term = pn.Term(lambda x: pn.Evaluation(0 * x.sum(), gradient={"x": 0 * x}), name="flat")
+        out = pn.Pipeline([term]).value_and_grad(library.array(X), wrt="input", cosines=True)
+        assert np.isnan(library.numpy(out.cosines)).all()
+        assert library.numpy(out.gram).tolist() == [[0.0]]
+
     def test_in_the_structure_of_the_inputs(self, autodiff: Any) -> None:
         params = {"w": autodiff.array(X), "b": [autodiff.array(X[:2])]}
         pipeline = pn.Pipeline([pn.Term(pn.l2, inputs="params"), pn.Term(pn.l1, inputs="x")])

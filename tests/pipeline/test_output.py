@@ -55,12 +55,15 @@ class TestForms:
         assert {key: found[key] for key in found if key not in times} == {
             "loss/total": 12.0,
             "loss/base_loss": 2.0,
+            "loss/base_loss/share": 2 / 12,
             "metrics/base_loss/ppl": 2.0,
             "loss/l1": 4.0,
             "loss/l1/weighted": 2.0,
+            "loss/l1/share": 2 / 12,
             "weight/l1": 0.5,
             "loss/metered": 4.0,
             "loss/metered/weighted": 8.0,
+            "loss/metered/share": 8 / 12,
             "weight/metered": 2.0,
             "metrics/metered/size": 2.0,
             "metrics/metered/any": 1.0,
@@ -72,6 +75,7 @@ class TestForms:
         found = pipeline.value_and_grad(autodiff.array([1.0]), wrt="input", cosines=True).metrics("slash")
         assert found["grad_norm/l1"] == 1.0
         assert found["grad_norm/total"] == 4.0
+        assert [found[f"grad_share/{name}"] for name in ("base_loss", "l1", "l2")] == [0.25, 0.25, 0.5]
         close([found["grad_cos/base_loss__l1"], found["grad_cos/l1__l2"]], [1.0, 1.0])
 
     def test_slash_without_times(self) -> None:
@@ -79,8 +83,34 @@ class TestForms:
             "loss/total": 1.0,
             "loss/a": 1.0,
             "loss/a/weighted": 1.0,
+            "loss/a/share": 1.0,
             "weight/a": 1.0,
         }
+
+    def test_shares_of_nothing_are_left_out(self) -> None:
+        zero, skipped = pn.TermOutput("a", 0.0), pn.TermOutput("b", None, error=pn.TermError("b", "failed"))
+        assert [key for key in pn.LossOutput.of([zero, skipped]).metrics("slash") if "share" in key] == []
+        infinite = pn.LossOutput.of([pn.TermOutput("a", 1.0), pn.TermOutput("c", np.inf)]).metrics("slash")
+        assert {key: value for key, value in infinite.items() if "share" in key} == {"loss/a/share": 1.0}
+
+    @pytest.mark.parametrize("style", ["flat", "slash"])
+    def test_on_the_device_nothing_is_read(self, autodiff: Any, style: Any) -> None:
+        pipeline = pn.Pipeline(["l1", pn.Term(pn.l2, 0.5)], base=lambda x: (x.sum(), {"peak": x.max()}))
+        out = pipeline.value_and_grad(autodiff.array([1.0, -3.0]), wrt="input", cosines=True)
+        found, expected = out.metrics(style, device=True), out.metrics(style)
+        arrays = [value for value in found.values() if not isinstance(value, float)]
+        assert len(arrays) > len(found) / 2
+        assert not any(getattr(value, "requires_grad", False) for value in arrays)
+        assert list(found) == list(expected)
+        close([float(value) for value in found.values()], list(expected.values()))
+
+    def test_on_the_device_zeros_have_a_share_of_zero(self, autodiff: Any) -> None:
+        found = pn.Pipeline(["l1", "l2"])(autodiff.array([0.0])).metrics("slash", device=True)
+        assert [float(found[f"loss/{name}/share"]) for name in ("l1", "l2")] == [0.0, 0.0]
+
+    def test_device_is_a_flag(self) -> None:
+        with pytest.raises(pn.OptionError, match='metrics: device="cuda"; expected'):
+            PIPELINE(x=np.ones(2)).metrics(device="cuda")  # type: ignore[arg-type]
 
     def test_unknown_style(self) -> None:
         with pytest.raises(pn.OptionError, match='metrics: style="nested"; expected "flat" or "slash"'):

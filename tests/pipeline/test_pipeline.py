@@ -282,6 +282,7 @@ FINITE = st.floats(-5, 5).filter(lambda x: abs(x) > 1e-3)
 WEIGHTS = st.floats(0, 3)
 
 
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(
     st.lists(FINITE, min_size=3, max_size=3), st.lists(WEIGHTS, min_size=4, max_size=4), st.integers(0, 3)
 )

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,30 @@ class TestTracedSteps:
         pipeline = pn.Pipeline([pn.Term(lambda x: jnp.log(x).sum(), name="log", every=2), "l2"])
         out = jax.jit(lambda x, step: pipeline.value_and_grad(x, step=step))(JAX.array([0.0, 0.0]), 1)
         assert out.gradient.tolist() == [0.0, 0.0]
+
+    @pytest.mark.parametrize("wrap", [lambda term: term, pn.EMA])
+    def test_a_gradient_that_does_not_exist_while_resting_under_grad(self, wrap: Any) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        log = pn.Term(lambda nest: jnp.log(nest["x"]).sum(), name="log", inputs="nest", every=2)
+        pipeline = pn.Pipeline([wrap(log), pn.Term("l1", inputs="nest.x")])
+
+        def total(x: Any, step: Any) -> Any:
+            return pipeline(nest={"x": x, "key": jax.random.key(0), "index": jnp.arange(2)}, step=step).total
+
+        gradient = jax.jit(jax.grad(total))
+        assert gradient(JAX.array([0.0, 2.0]), 1).tolist() == [0.0, 1.0]
+        # Where it is due, its gradient is as it is.
+        assert gradient(JAX.array([0.0, 2.0]), 2)[0] == float("inf")
+
+    def test_a_gradient_that_does_not_exist_at_a_part_of_an_object(self) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        pipeline = pn.Pipeline([pn.Term(lambda x: jnp.log(x).sum(), name="log", inputs="o.x", every=2)])
+        gradient = jax.jit(jax.grad(lambda x, step: pipeline(o=SimpleNamespace(x=x), step=step).total))
+        assert gradient(JAX.array([0.0, 2.0]), 1).tolist() == [0.0, 0.0]
 
     @pytest.mark.parametrize("wrap", [pn.EMA, pn.Normalized])
     def test_state_begins_at_the_first_value_that_counts(self, wrap: Any) -> None:

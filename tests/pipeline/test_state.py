@@ -197,3 +197,23 @@ class TestYourOwnState:
     def test_must_be_returned(self) -> None:
         with pytest.raises(pn.TermError, match=r"forgetful: takes state and returned an? .*expected Evaluation"):
             pn.Pipeline([pn.Term(lambda x, state: x.sum(), name="forgetful")])(np.ones(1))
+
+
+class TestNotFinite:
+    """One value that is not finite, as in a step that a loss scaler skips, does not stay in the state."""
+
+    @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+    @pytest.mark.parametrize("wrap", [pn.EMA, pn.Normalized])
+    def test_is_forgotten(self, autodiff: Any, wrap: Any, bad: float) -> None:
+        pipeline = pn.Pipeline([wrap(pn.Term(lambda x: x.sum(), name="own"), 0.5)])
+        first, broken, second = (autodiff.array([value]) for value in (4.0, bad, 2.0))
+        state = pipeline(x=first).state
+        expected = float(pipeline(x=second, state=state).total)
+        out = pipeline(x=broken, state=state)
+        assert not np.isfinite(float(out.total))
+        assert float(pipeline(x=second, state=out.state).total) == expected
+
+    def test_at_the_first_call_there_is_none_yet(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(lambda x: x.sum(), name="own"), 0.5)])
+        state = pipeline(x=library.array([np.inf])).state
+        assert float(pipeline(x=library.array([2.0]), state=state).total) == 2.0

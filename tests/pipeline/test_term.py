@@ -359,5 +359,6 @@ def test_built_ins_are_the_penalties_that_return_a_scalar() -> None:
     from penalties import functional
     from penalties.pipeline.catalogue import BUILT_IN
 
-    helpers = {"renormalize", "replace_nonfinite", "safe_log", "valid_logprobs", "validate", "with_gradient_penalty"}
+    helpers = {"renormalize", "replace_nonfinite", "safe_log", "target_logprobs", "valid_logprobs", "validate"}
+    helpers |= {"with_gradient_penalty"}
     assert set(BUILT_IN) == set(functional.__all__) - helpers

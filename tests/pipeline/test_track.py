@@ -1,5 +1,8 @@
 """Gradients of each term at a representation inside a model."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +10,8 @@ import pytest
 import torch
 
 import penalties as pn
+from penalties import telemetry
+from penalties.telemetry.sink import MetricsSink
 from tests.libraries import DEVICE, JAX, LIBRARIES, TORCH, close
 
 needs_torch = pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
@@ -71,6 +76,14 @@ class TestTrack:
         for parameter, plain in zip(parameters, self.plain(), strict=True):
             torch.testing.assert_close(parameter.grad, plain)
 
+    def test_a_sparse_embedding(self) -> None:
+        table = torch.nn.Embedding(3, 2, sparse=True, device=DEVICE)
+        hidden = table(torch.tensor([0, 1, 1], device=DEVICE))
+        out = pn.Pipeline(["l1", "l2"])(hidden)
+        out = pn.gradients.track(out, wrt=table.weight)
+        rows = table.weight.detach()[[0, 1]] * torch.tensor([[2.0], [4.0]], device=DEVICE)
+        assert float(out["l2"].grad_norm) == pytest.approx(rows.norm().item())
+
     def test_several_representations(self) -> None:
         out, hidden, _, logits = self.outputs()
         tracked = pn.gradients.track(out, at=(hidden, logits))
@@ -118,13 +131,20 @@ class TestTrack:
             ({}, pn.OptionError, "either at= a shared tensor, or wrt= parameters"),
             ({"at": torch.ones(1), "wrt": [torch.ones(1)]}, pn.OptionError, "either at="),
             ({"at": torch.ones(1)}, pn.GradientError, "no tensor of at requires grad"),
-            ({"at": 3.0}, pn.BackendError, r"track: at\[0\] is a float"),
+            ({"at": 3.0}, pn.BackendError, r"track: at is a float"),
         ],
     )
     def test_wrong(self, arguments: Any, error: type[Exception], message: str) -> None:
         out, *_ = self.outputs()
         with pytest.raises(error, match=message):
             pn.gradients.track(out, **arguments)
+
+    def test_a_base_has_a_gradient_where_no_term_is_due(self) -> None:
+        x = torch.ones(2, requires_grad=True)
+        hidden = 2 * x
+        out = pn.Pipeline([pn.Term("l1", inputs="hidden", every=3)])(hidden=hidden, step=1)
+        out = pn.gradients.track(out, at=hidden, base=(hidden**2).sum())
+        assert float(out.base.grad_norm) == pytest.approx(32**0.5)
 
     def test_without_a_graph(self) -> None:
         x = torch.ones(2, requires_grad=True)
@@ -137,7 +157,10 @@ class TestTrack:
         if library is TORCH:
             pytest.skip("PyTorch has the graph")
         out = pn.Pipeline(["l1"])(library.array([1.0]))
-        with pytest.raises(pn.BackendError, match="track: needs the graph of PyTorch; in JAX"):
+        with pytest.raises(
+            pn.BackendError,
+            match="^track: needs the graph of PyTorch; in JAX use gradients.at_parameters.*calls the pipeline$",
+        ):
             pn.gradients.track(out, at=library.array([1.0]))
 
 
@@ -156,3 +179,46 @@ def test_jax_pulls_the_gradient_at_a_representation_back() -> None:
     (gradient,) = pull(out.gradient)
     expected = jax.grad(lambda p: pipeline.total(net(p)))(params)
     close(gradient["w"], expected["w"])
+
+
+@needs_torch
+class TestEvents:
+    def test_norms_shares_and_cosines_reach_sinks_at_the_step_of_the_call(self, tmp_path: Path) -> None:
+        trunk, head, x = network()
+        pipeline = pn.Pipeline([pn.Term(pn.l2, 0.1, inputs="hidden"), pn.Term(pn.l1, inputs="logits")], name="main")
+        logged: list[tuple[set[str], int]] = []
+
+        class Numbers(MetricsSink):
+            def log(self, metrics: Mapping[str, float], step: int | None) -> None:
+                logged.append((set(metrics), step or 0))
+
+        with Numbers("nowhere"), telemetry.JSONLines(tmp_path / "log.jsonl"):
+            for step in (7, 8):
+                hidden = trunk(x)
+                out = pipeline(hidden=hidden, logits=head(hidden), step=step)
+                out = pn.gradients.track(out, at=hidden, base=head(hidden).square().mean() if step == 8 else None)
+        (values, first), (norms, second), (_, third), (both, fourth) = logged
+        assert (first, second, third, fourth) == (7, 7, 8, 8)
+        assert "loss/l1" in values
+        assert norms == {
+            *(f"{kind}/{name}" for kind in ("grad_norm", "grad_share") for name in ("l1", "l2")),
+            "grad_norm/total",
+            "grad_cos/l2__l1",
+        }
+        # A base loss that the call did not know of changes total and shares.
+        assert {"loss/base_loss", "loss/total", "loss/l1/share", "grad_share/base_loss"} <= both
+        lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        assert [(line["event"], line["step"], line["pipeline"]) for line in lines] == [
+            (event, step, "main") for step in (7, 8) for event in ("pipeline.stop", "gradients.stop")
+        ]
+        assert lines[1]["call"] == lines[0]["call"] != lines[2]["call"]
+        assert lines[3]["loss_total"] == out.read().total
+
+    def test_is_logged_in_a_line(self, caplog: pytest.LogCaptureFixture) -> None:
+        handler_id = telemetry.attach_logger()
+        caplog.set_level("INFO", "penalties")
+        x = torch.ones(2, requires_grad=True)
+        pn.gradients.track(pn.Pipeline(["l1"], name="main")(x, step=3), at=x)
+        telemetry.detach(handler_id)
+        line = caplog.messages[-1]
+        assert line.startswith("gradients main stop: step=3 total=2.0000 regularizers=2.0000 grad_norm=1.4142 in ")

@@ -38,6 +38,7 @@ import tinker
 
 from penalties.training import LocalTrainingClient
 
+from .averaging import AveragingClient
 from .protocol_server import ProtocolServer
 from .service import Settings
 
@@ -59,12 +60,15 @@ class Connected(NamedTuple):
 
 
 @contextmanager
-def connected(*, telemetry: bool = False, seed: int = 0, rank: int = 4, **settings: Any) -> Iterator[Connected]:
+def connected(
+    *, telemetry: bool = False, seed: int = 0, rank: int = 4, averages: bool = False, **settings: Any
+) -> Iterator[Connected]:
     """The SDK with a model, on a server of its own. `config` is what the SDK is told to do."""
+    kind = AveragingClient if averages else LocalTrainingClient
     clients: list[LocalTrainingClient] = []
 
     def local_client(base: str, rank: int, seed: int) -> LocalTrainingClient:
-        clients.append(LocalTrainingClient(base, rank=rank, seed=seed, checkpoints=folder))
+        clients.append(kind(base, rank=rank, seed=seed, checkpoints=folder))
         return clients[-1]
 
     environment = {"TINKER_TELEMETRY": str(int(telemetry)), "TINKER_BASE_URL": "", "TINKER_PROJECT_ID": ""}

@@ -10,7 +10,7 @@ import torch
 from tinker import types
 
 import penalties as pn
-from penalties.training import forward_backward_custom
+from penalties.training import forward_backward_custom, surrogates
 
 from .batches import batch
 from .reference import Loss, Reference, difference, exported, norm
@@ -81,6 +81,27 @@ def trained(_trained: Trained) -> Iterator[Trained]:
     _trained.client.load_state(_trained.state).result(PATIENCE)
 
 
+def test_a_probe_finds_that_it_averages_and_changes_nothing(trained: Trained) -> None:
+    trained.client.load_state(trained.state).result(PATIENCE)
+    expected = trained.reference.gradients(pairwise, trained.data)
+    before = _next_step(trained)
+    assert surrogates.probe(trained.client) == "averages"
+    found = _next_step(trained)
+    # The moments too: a step that they have a part in is the same.
+    assert difference(found, before) < 1e-6
+    forward_backward_custom(trained.client, trained.data, pairwise, server="averages").result(PATIENCE)
+    assert trained.length() == pytest.approx(norm(expected), rel=1e-5)
+
+
+def _next_step(trained: Trained) -> dict[str, torch.Tensor]:
+    """The weights after one more step, which is then undone."""
+    trained.client.forward_backward(trained.data, "cross_entropy").result(PATIENCE)
+    trained.client.optim_step(types.AdamParams(learning_rate=1e-2)).result(PATIENCE)
+    _, after = exported(trained.server.export(trained.client))
+    trained.client.load_state(trained.state).result(PATIENCE)
+    return after
+
+
 def test_log_probabilities_are_those_of_torch(trained: Trained) -> None:
     found = trained.client.forward(trained.data, "cross_entropy").result(PATIENCE).loss_fn_outputs
     expected = trained.reference.logprobs(trained.data)
@@ -91,7 +112,7 @@ def test_log_probabilities_are_those_of_torch(trained: Trained) -> None:
 @pytest.mark.parametrize("loss", [nonlinear(1.0), nonlinear(10.0), pairwise], ids=["nonlinear", "tenfold", "pairwise"])
 def test_every_weight_gets_the_gradient_of_the_loss(trained: Trained, loss: Loss) -> None:
     expected = trained.reference.gradients(loss, trained.data)
-    forward_backward_custom(trained.client, trained.data, loss, server="skyrl").result(PATIENCE)
+    forward_backward_custom(trained.client, trained.data, loss, server="averages").result(PATIENCE)
     length, found = trained.gradient(norm(expected))
     assert length == pytest.approx(norm(expected), rel=1e-5)
     assert difference(found, expected) < 1e-5
@@ -123,7 +144,7 @@ def test_terms_and_references_are_in_the_gradient(trained: Trained) -> None:
             pn.Term(pn.l2, name="spread", weight=0.01, inputs="flat_logprobs"),
         ],
         references={"teacher": teacher},
-        server="skyrl",
+        server="averages",
     ).result(PATIENCE)
     assert set(result.custom_loss.terms) == {"far", "spread"}
     length, found = trained.gradient(norm(expected))
@@ -134,14 +155,14 @@ def test_terms_and_references_are_in_the_gradient(trained: Trained) -> None:
 def test_requests_that_are_divided_add_up_to_the_same(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinker.lib.public_interfaces.training_client.MAX_CHUNK_LEN", 2)
     expected = trained.reference.gradients(pairwise, trained.data)
-    forward_backward_custom(trained.client, trained.data, pairwise, server="skyrl").result(PATIENCE)
+    forward_backward_custom(trained.client, trained.data, pairwise, server="averages").result(PATIENCE)
     assert trained.length() == pytest.approx(norm(expected), rel=1e-5)
 
 
 def test_calls_before_one_step_are_averaged_by_this_server(trained: Trained) -> None:
     expected = trained.reference.gradients(pairwise, trained.data)
     for _ in range(2):
-        forward_backward_custom(trained.client, trained.data, pairwise, server="skyrl").result(PATIENCE)
+        forward_backward_custom(trained.client, trained.data, pairwise, server="averages").result(PATIENCE)
     assert trained.length() == pytest.approx(norm(expected), rel=1e-5)  # of Tinker's, twice that
 
 
@@ -159,9 +180,9 @@ def test_the_sdk_alone_is_blind_to_scale_here(trained: Trained) -> None:
 def test_the_surrogate_of_another_server_is_wrong_here(trained: Trained) -> None:
     lengths: list[float] = []
     for scale in (1.0, 10.0):
-        forward_backward_custom(trained.client, trained.data, nonlinear(scale), server="tinker").result(PATIENCE)
+        forward_backward_custom(trained.client, trained.data, nonlinear(scale), server="sums").result(PATIENCE)
         lengths.append(trained.length())
     assert lengths[0] == pytest.approx(lengths[1], rel=1e-5)
     # Where weights sum to less than nothing it divides by 1e-9.
-    forward_backward_custom(trained.client, trained.data, pairwise, server="tinker").result(PATIENCE)
+    forward_backward_custom(trained.client, trained.data, pairwise, server="sums").result(PATIENCE)
     assert trained.length() > 1e6 * norm(trained.reference.gradients(pairwise, trained.data))

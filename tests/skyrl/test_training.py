@@ -61,7 +61,7 @@ def test_twenty_steps_with_regularizers_are_those_of_torch(server: Server, servi
     losses: list[float] = []
     for _ in range(STEPS):
         backward = forward_backward_custom(
-            client, data, mean_nll, regularizers=terms, references={"initial": initial}, server="skyrl"
+            client, data, mean_nll, regularizers=terms, references={"initial": initial}, server="averages"
         )
         step = client.optim_step(adam)
         result = backward.result(PATIENCE)

@@ -7,8 +7,9 @@ import pytest
 import penalties as pn
 
 from . import resources
+from .campaign import tables
 from .faults import CHATTER, released
-from .trials import probe, tally
+from .trials import probe
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,10 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How much was tried."""
-    if tally:
-        evaluated, misbehaved = tally["evaluated"], tally["misbehaved"]
-        terminalreporter.write_line(f"{evaluated} terms were evaluated, of which {misbehaved} misbehaved.")
+    """What was injected, and what went wrong."""
+    for table in tables:
+        terminalreporter.write_line(table)
 
 
 @pytest.fixture(scope="session")
@@ -38,14 +38,19 @@ def warm() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(warm: None, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """After a test nothing is held that was not before it, and nobody but the terms has printed anything."""
+def nothing_stays(warm: None, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test nothing is held that was not before it, and nobody but the terms has printed anything.
+
+    A module may name lines that others print, as `PRINTED_BY_OTHERS`.
+    """
+    by_others: frozenset[str] = getattr(request.module, "PRINTED_BY_OTHERS", frozenset())
     released.clear()
     before = resources.held()
     yield
     released.set()
     more = resources.back_to(before)
-    said = [line for stream in capfd.readouterr() for line in stream.splitlines() if not line.startswith(CHATTER)]
+    lines = [line for stream in capfd.readouterr() for line in stream.splitlines()]
+    said = [line for line in lines if not line.startswith(CHATTER) and line not in by_others]
     assert not more, f"stays behind: {more}"
     assert not said, "\n".join(["printed:", *said])
 

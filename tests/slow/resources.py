@@ -1,18 +1,39 @@
 """What this process holds that could stay behind: descriptors, processes, threads, files in shared memory."""
 
+import ctypes
 import gc
 import os
 import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MARK", "Held", "back_to", "command", "held", "mapped", "mark", "marked", "parent", "resident", "workers"]
+__all__ = [
+    "MARK",
+    "Held",
+    "Use",
+    "back_to",
+    "command",
+    "gone",
+    "held",
+    "keep_no_free_memory",
+    "mapped",
+    "mark",
+    "marked",
+    "parent",
+    "resident",
+    "settled",
+    "use",
+    "workers",
+]
 
 MARK = "PENALTIES_TEST_MARK"
 _SHARED = Path("/dev/shm")
+_MARGIN = 64 << 20
+"""Bytes by which the memory of this process may vary: libraries and allocators keep some."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,62 @@ class Held:
             "files": sorted(self.files - before.files),
         }
         return {what: found for what, found in more.items() if found}
+
+
+@dataclass(frozen=True)
+class Use:
+    """How much is held at one moment."""
+
+    processes: int
+    descriptors: int
+    threads: int
+    files: int
+    """In shared memory, named or not."""
+    memory: int
+    """Bytes of the caller's."""
+
+    def beyond(self, before: "Use") -> dict[str, int]:
+        """What there is more of than there was."""
+        more = {
+            "processes": self.processes - before.processes,
+            "descriptors": self.descriptors - before.descriptors,
+            "threads": self.threads - before.threads,
+            "shared memory": self.files - before.files,
+            "bytes": self.memory - before.memory - _MARGIN,
+        }
+        return {what: count for what, count in more.items() if count > 0}
+
+
+def use() -> Use:
+    """How much this process holds now."""
+    kinds = _descriptors()
+    shared = sum(kind.startswith(str(_SHARED)) for kind in kinds)
+    return Use(
+        len(marked(os.environ[MARK])) - 1,
+        len(kinds) - shared,
+        threading.active_count(),
+        shared + len(_files()),
+        resident(os.getpid()),
+    )
+
+
+def keep_no_free_memory() -> None:
+    """Give large arrays back to the system as they are freed: else the allocator keeps up to 250 MB of them."""
+    threshold = -3
+    getattr(ctypes.CDLL(None), "mallopt", int)(threshold, 1 << 20)
+
+
+def settled(before: Use, seconds: float = 20.0) -> dict[str, int]:
+    """Wait until no more is used than before; returns what is, if that does not come to pass."""
+    end = time.monotonic() + seconds
+    while more := use().beyond(before):
+        gc.collect()
+        # Free memory that the allocator keeps is not lost.
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        if time.monotonic() > end:
+            return more
+        time.sleep(0.02)
+    return {}
 
 
 def mark() -> str:
@@ -78,7 +155,7 @@ def marked(token: str, *, trackers: bool = False) -> frozenset[int]:
             continue
         if f"{MARK}={token}".encode() not in environment:
             continue
-        if trackers or "resource_tracker" not in command(int(entry.name)):
+        if trackers or "resource_tracker import main" not in command(int(entry.name)):
             found.add(int(entry.name))
     return frozenset(found)
 
@@ -94,7 +171,7 @@ def resident(pid: int) -> int:
 def command(pid: int) -> str:
     """How a process was called."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:100]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:300]
     except OSError:
         return ""
 
@@ -105,6 +182,17 @@ def parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
     except OSError:
         return 0
+
+
+def gone(pids: Iterable[int], seconds: float = 20.0) -> bool:
+    """Wait until none of these processes runs any more; False where one still does."""
+    end = time.monotonic() + seconds
+    # Those that are dead have no command, though nobody may have waited for them.
+    while any(map(command, pids)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _processes() -> list[Path]:

@@ -1,106 +1,171 @@
-"""Runs that are killed at any moment, and go on to the weights and the log of one that was not."""
+"""Commands that are killed, or whose disk or clock fails: they are resumed to the weights and the log of any other.
 
+`PENALTIES_KILLS` sets how many are killed; the few of the usual tests take under three minutes.
+"""
+
+import errno
+import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penalties.app.config import load
-from penalties.app.runs.log import records
-from tests.app.stand_ins import comparable, write_config
+from penalties.app import cli
+from penalties.app.runs import Run
+from penalties.app.train import start as start_module
+from tests.app.stand_ins import TERMS, Backend, write_config
 
-from .forks import Forks
+from .commands import result, started, trained
 
 STEPS = 12
-KILLS = 50
-SEED = 2026
+KILLS = int(os.environ.get("PENALTIES_KILLS", "6"))
+TERM = '[[term]]\nfn = "tests.slow.toy:drift"\nweight = 0.1\n'
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("forks") / "errors.txt") as forks:
-        yield forks
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("config")
+    # The loss falls, so that the first evaluation stays the best, and two that are not end the run early.
+    best = {"best_by": "base_loss", "best_is": "highest", "patience": 2, "keep": 1}
+    options = {"steps": STEPS + 4, "checkpoint_every": 3, "eval_every": 4, **best}
+    return write_config(folder, TERMS + TERM, "[model]\nrank = 2\n", **options)
+
+
+class Copies:
+    """A run of the toy that nothing happened to, and a copy of its folder before each of its writes."""
+
+    def __init__(self, config: Path, folder: Path) -> None:
+        (folder / "copies").mkdir()
+        assert trained(folder / "run", config, toy=True, kind="copy", to=str(folder / "copies")) == (0, "")
+        last = list(Run(folder / "run").records())[-1]
+        assert (last["step"], last["early"]) == (STEPS, True)
+        self.result = result(folder / "run")
+        self.folders = sorted((folder / "copies").iterdir())
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = write_config(tmp_path_factory.mktemp("config"), steps=STEPS, checkpoint_every=3, eval_every=4)
-    return load(path, ["model.rank=2"]).to_dict()
+def copies(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
+    folder = tmp_path_factory.mktemp("copies")
+    yield Copies(config, folder)
+    shutil.rmtree(folder)
 
 
-class Unbroken:
-    """A run that nothing happened to."""
-
-    def __init__(self, forks: Forks, config: dict[str, Any], folder: Path) -> None:
-        began = time.monotonic()
-        assert forks.run(config, folder) == 0
-        self.seconds = time.monotonic() - began
-        self.log = comparable(list(records(folder / "metrics.jsonl")))
-        self.weights = _weights(folder)
-
-    def is_equal(self, folder: Path) -> bool:
-        return _weights(folder) == self.weights and comparable(list(records(folder / "metrics.jsonl"))) == self.log
+Resume = Callable[[Path], None]
 
 
-def _weights(folder: Path) -> dict[str, bytes]:
-    """The adapter and the optimizer, byte by byte, and what the terms remember."""
-    last = folder / "checkpoints" / f"{STEPS:06d}"
-    return {path.name: path.read_bytes() for path in sorted(last.rglob("*.safetensors"))}
+@pytest.fixture
+def resume(config: Path, copies: Copies, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Resume:
+    """Resume the toy, by the command but in this process, and compare what it comes to."""
+    monkeypatch.setattr(start_module, "connect", Backend)
+
+    def call(folder: Path) -> None:
+        status = cli.main(["train", "--run", str(folder), "--resume", "--quiet"])
+        said = capfd.readouterr()
+        if not Run(folder).exists():
+            # Killed before there was a run: it says what to do, and that is enough.
+            assert status == 2
+            assert "holds no run; start one without --resume" in said.err
+            status = cli.main(["train", str(config), "--run", str(folder), "--quiet"])
+            said = capfd.readouterr()
+        assert (status, said.err) == (0, "")
+        assert result(folder) == copies.result
+        assert (folder / "report.html").is_file()
+        # An unfinished report may be that of another process, for an hour.
+        left = [path.name for path in folder.rglob(".*") if not path.name.startswith(".report.html.")]
+        assert not left, f"left behind: {left}"
+
+    return call
 
 
-@pytest.fixture(scope="module")
-def unbroken(forks: Forks, config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    found = Unbroken(forks, config, tmp_path_factory.mktemp("unbroken") / "run")
-    assert len(found.weights) == 3
-    assert sum(record["kind"] == "'step'" for record in found.log) == STEPS
-    return found
+def test_what_a_kill_leaves_before_any_write_is_resumed_to_the_same_end(copies: Copies, resume: Resume) -> None:
+    # From the lock to the report; log lines, checkpoints and references between.
+    assert len(copies.folders) > 120
+    for folder in copies.folders:
+        resume(folder)
 
 
-def test_two_unbroken_runs_are_equal(forks: Forks, config: dict[str, Any], unbroken: Unbroken, tmp_path: Path) -> None:
-    assert forks.run(config, tmp_path / "run") == 0
-    assert unbroken.is_equal(tmp_path / "run")
+def test_a_kill_leaves_what_the_copies_have(config: Path, copies: Copies, resume: Resume, tmp_path: Path) -> None:
+    draw = random.Random(2026)
+    for number in draw.sample(range(2, len(copies.folders)), KILLS):
+        folder = tmp_path / str(number)
+        assert trained(folder, config, toy=True, kind="kill", at=number) == (-signal.SIGKILL, "")
+        resume(folder)
 
 
-@pytest.mark.timeout(1800)
-def test_a_run_killed_at_any_moment_goes_on_to_the_same_end(
-    forks: Forks, config: dict[str, Any], unbroken: Unbroken, tmp_path: Path
-) -> None:
-    draw = random.Random(SEED)
-    killed = 0
-    at: list[int] = []
-    for number in range(KILLS):
+@pytest.mark.timeout(3600)
+def test_a_command_killed_at_any_moment_is_resumed_to_the_same_end(config: Path, tmp_path: Path) -> None:
+    """The real model; every other one is killed twice."""
+    assert trained(tmp_path / "unbroken", config, toy=False) == (0, "")
+    draw = random.Random(2027)
+    for number in range(KILLS // 2):
         folder = tmp_path / f"run-{number}"
-        resume = False
-        # Once; every fifth run again and again, as on a machine that is taken away.
-        for _ in range(4 if number % 5 == 0 else 1):
-            status = forks.run(config, folder, resume=resume, after=draw.uniform(0.0, unbroken.seconds))
-            assert status in (0, -signal.SIGKILL)
-            killed += status != 0
-            resume = True
-        at.append(sum(record["kind"] == "step" for record in records(folder / "metrics.jsonl")))
-        assert forks.run(config, folder, resume=True) == 0, f"kill {number}: it could not go on"
-        assert unbroken.is_equal(folder), f"kill {number}: another end"
-    assert killed >= KILLS
-    # Before the first step, after the last one and between: it was not one and the same moment.
-    assert len(set(at)) > STEPS // 2
+        resuming: list[str] = []
+        for _ in range(1 + number % 2):
+            _kill(started(folder, *(resuming or [config]), toy=False), folder, draw)
+            resuming = ["--resume"]
+        assert trained(folder, "--resume", toy=False) == (0, "")
+        assert result(folder) == result(tmp_path / "unbroken"), f"kill {number}: another end"
 
 
-@pytest.mark.timeout(1800)
-def test_a_run_killed_between_any_two_writes_goes_on_to_the_same_end(
-    forks: Forks, config: dict[str, Any], unbroken: Unbroken, tmp_path: Path
+def _kill(process: Any, folder: Path, draw: random.Random) -> None:
+    """Kill a command at some moment after some line of its log, or of the log that it resumes."""
+    log = folder / "metrics.jsonl"
+    lines = (log.read_bytes().count(b"\n") if log.is_file() else 0) + draw.randrange(STEPS // 2)
+    while process.poll() is None and (not log.is_file() or log.read_bytes().count(b"\n") < lines):
+        time.sleep(0.002)
+    time.sleep(draw.uniform(0, 0.1))
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "the disk is full; free some space, then resume"),
+        (errno.EROFS, "read-only file system; make the folder writable"),
+        (errno.EIO, "input/output error"),
+    ],
+)
+def test_a_disk_that_fails_is_a_sentence_and_the_run_is_resumed(
+    config: Path, copies: Copies, resume: Resume, tmp_path: Path, number: int, says: str
 ) -> None:
-    number = 1
-    while (status := forks.run(config, tmp_path / f"run-{number}", at=number)) != 0:
-        folder = tmp_path / f"run-{number}"
-        assert status == -signal.SIGKILL
-        assert forks.run(config, folder, resume=True) == 0, f"write {number}: it could not go on"
-        assert unbroken.is_equal(folder), f"write {number}: another end"
-        shutil.rmtree(folder)
-        number += 1
-    # All of them, from the folder of the run to the last word in its log.
-    assert number > 100
+    draw = random.Random(number)
+    for at in draw.sample(range(4, len(copies.folders) - 4), max(1, KILLS // 4)):
+        folder = tmp_path / str(at)
+        status, error = trained(folder, config, toy=True, kind="error", at=at, number=number)
+        assert status == 1
+        assert says in error
+        assert len(error.splitlines()) <= 2
+        resume(folder)
+
+
+def test_a_limit_of_the_size_of_files_is_a_sentence_too(config: Path, resume: Resume, tmp_path: Path) -> None:
+    """What the system itself refuses to write, in libraries too that do not write by Python."""
+    status, error = trained(tmp_path / "run", config, toy=True, largest=100_000)
+    assert status == 1
+    assert "000003 could not be written" in error
+    assert "File too large" in error
+    resume(tmp_path / "run")
+
+
+def test_a_folder_that_vanishes_is_a_sentence_and_nothing_of_it_is_lost(
+    config: Path, copies: Copies, resume: Resume, tmp_path: Path
+) -> None:
+    at = len(copies.folders) // 2
+    folder, gone = tmp_path / "run", tmp_path / "gone"
+    status, error = trained(folder, config, toy=True, kind="vanish", at=at, to=str(gone))
+    assert status == 1
+    assert error.startswith("error: ")
+    assert "run" in error.splitlines()[0]
+    assert not folder.exists()
+    resume(gone)
+
+
+def test_a_clock_that_jumps_changes_nothing(config: Path, copies: Copies, tmp_path: Path) -> None:
+    assert trained(tmp_path / "run", config, toy=True, kind="clock") == (0, "")
+    assert result(tmp_path / "run") == copies.result

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from . import resources
 
 pytestmark = pytest.mark.slow
 
-X = torch.ones(20_000, dtype=torch.float64)
-
+PATIENCE = 40.0
+"""Seconds in which a program has ended, on a machine that has other things to do; what it waits for takes longer."""
 
 PREAMBLE = """
 import asyncio, os, sys, time
@@ -85,9 +84,10 @@ class Program:
         if how is not None:
             assert self.process.poll() is None, self.process.communicate()[1]
             how(self.process.pid)
+        end = time.monotonic() + PATIENCE
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=20)
-        left = self._left()
+            self.process.wait(timeout=PATIENCE)
+        left = self._left(end)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -97,8 +97,7 @@ class Program:
         assert not still, f"still in /dev/shm: {still}"
         return self.process.returncode, said
 
-    def _left(self) -> dict[int, str]:
-        end = time.monotonic() + 10
+    def _left(self, end: float) -> dict[int, str]:
         while True:
             left = {pid: resources.command(pid) for pid in resources.marked(self.token, trackers=True)}
             if not left or time.monotonic() > end:
@@ -134,9 +133,7 @@ BODIES = {"running": RUNNING, "stubborn": STUBBORN, "looping": LOOPING, "idle": 
 )
 def test_interrupt(tmp_path: Path, body: str, send: Any) -> None:
     program = Program(tmp_path, BODIES[body])
-    start = time.monotonic()
     status, said = program.end(send(signal.SIGINT))
-    assert time.monotonic() - start < 12
     assert status in (1, -signal.SIGINT)
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert "leaked" not in said

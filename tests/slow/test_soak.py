@@ -1,4 +1,4 @@
-"""Two minutes of training with terms everywhere, some of which fail; an hour of it is `python -m benchmarks.soak`."""
+"""Two minutes of training with terms everywhere, some of which fail; an hour of it is part of `make campaign`."""
 
 import pytest
 from benchmarks.soak import grown, soak

@@ -10,7 +10,9 @@ from penalties.telemetry import events
 class Output:
     """An output of one term, which counts how often somebody makes it read its device."""
 
+    base = None
     total_grad_norm = None
+    cosines = None
 
     def __init__(self, value: float = 6.0) -> None:
         self.value = value

@@ -18,7 +18,7 @@ KINDS = ("custom_loss", "pipeline", "term")
 
 def test_the_events_are_starts_stops_and_exceptions_and_explanations():
     spans = [f"{kind}.{moment}" for kind in KINDS for moment in ("start", "stop", "exception")]
-    assert [*spans, "monitor.explain"] == list(EVENTS)
+    assert [*spans, "gradients.stop", "monitor.explain"] == list(EVENTS)
 
 
 def test_a_handler_hears_what_it_asked_for_and_gets_the_very_objects():

@@ -253,3 +253,16 @@ def test_wandb_counts_itself_where_there_is_no_step(run: Any):
 def test_wandb_without_a_run_is_an_error():
     with pytest.raises(OptionError, match=r"WeightsAndBiases: run=None; expected a run, .* wandb.init\(\) first"):
         WeightsAndBiases()
+
+
+def test_calls_that_are_measured_in_turn_keep_their_steps(tmp_path: Path):
+    plain = LossOutput.of([TermOutput("l1", 6.0, 0.5)])
+    normed = LossOutput.of([TermOutput("l1", 6.0, 0.5, grad_norm=2.0)], total_grad_norm=1.0)
+    with TensorBoard(tmp_path):
+        for event, output in (("pipeline.stop", plain), ("gradients.stop", normed), ("gradients.stop", normed)):
+            for call in (1, 2):
+                stop(output, call=call, event=event)
+    found = scalars(tmp_path)
+    assert len(found) == len(set(found))
+    assert [step for tag, step, _ in found if tag == "loss/l1"] == [0, 1]
+    assert [step for tag, step, _ in found if tag == "grad_norm/l1"] == [0, 1]

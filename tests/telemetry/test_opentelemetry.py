@@ -177,3 +177,13 @@ def test_a_step_that_is_an_array_is_a_number(tracer: trace.Tracer, exporter: InM
     (span,) = exporter.get_finished_spans()
     assert span.attributes is not None
     assert span.attributes["penalties.step"] == 3
+
+
+def test_gradients_measured_later_are_a_span_of_their_own(tracer: trace.Tracer, exporter: InMemorySpanExporter):
+    with OpenTelemetry(tracer) as sink:
+        start(1)
+        stop(Output(), call=1, step=7)
+        stop(Output(), call=1, step=7, event="gradients.stop")
+        assert repr(sink) == "<OpenTelemetry 0 open spans>"
+    assert [span.name for span in exporter.get_finished_spans()] == ["pipeline", "gradients"]
+    assert exporter.get_finished_spans()[1].attributes["penalties.metrics.l1"] == 6.0

@@ -71,10 +71,12 @@ INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{name: ({"x": X}, {}) for name in ("l1", "l2", "elastic_net", "smooth_l1")},
     **{name: ({"p": LOGPROBS, "q": OTHER}, {}) for name in ("kl_divergence", "js_divergence")},
     "entropy": ({"p": LOGPROBS}, {}),
+    "cross_entropy": ({"p": LOGPROBS, "targets": np.arange(len(LOGPROBS)) % LOGPROBS.shape[-1]}, {}),
     "consistency": ({"a": X, "b": Y}, {}),
     "orthogonality": ({"x": X}, {}),
     "gradient_penalty": ({"fn": cubes, "x": X[:3]}, {}),
     "interpolated_gradient_penalty": ({"fn": cubes, "x": X[:3], "reference": Y[:3]}, {"seed": EPSILON}),
+    "precomputed": ({"x": np.array(X[0, 0])}, {}),
     "output_magnitude": ({"y": X}, {}),
     "kl_estimate": ({"logprobs": TOKENS, "reference": REFERENCE, "mask": TOKEN_MASK}, {}),
     "entropy_estimate": ({"logprobs": TOKENS}, {}),
@@ -82,4 +84,10 @@ INPUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def converted(library: Any, given: dict[str, Any]) -> dict[str, Any]:
-    return {key: library.array(value) if isinstance(value, np.ndarray) else value for key, value in given.items()}
+    """Arrays of the library; labels stay whole numbers."""
+    return {
+        key: library.array(value, **({} if value.dtype.kind == "f" else {"dtype": str(value.dtype)}))
+        if isinstance(value, np.ndarray)
+        else value
+        for key, value in given.items()
+    }

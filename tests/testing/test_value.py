@@ -41,9 +41,12 @@ def _passes(autodiff: Any, name: str, *, compile: bool) -> None:
     inputs, options = INPUTS[name]
     names = {parameter: parameter for parameter in inputs}
     term = pn.Term(name, inputs=names, options=converted(autodiff, options))
-    wrt = [key for key, value in inputs.items() if isinstance(value, np.ndarray) and key != "mask"]
-    # The ratio of two probabilities overflows where they are e¹⁰⁰⁰⁰ apart; a drawn ε belongs to as many rows.
-    left_out = {"kl_estimate": ["large"], "interpolated_gradient_penalty": ["one_row"]}.get(name, [])
+    floats = [key for key, value in inputs.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
+    wrt = [key for key in floats if key != "mask"]
+    # The ratio of two probabilities overflows where they are e¹⁰⁰⁰⁰ apart; a drawn ε belongs to as many rows, and a
+    # scalar has none.
+    left_out = {"kl_estimate": ["large"], "interpolated_gradient_penalty": ["one_row"], "precomputed": ["one_row"]}
+    left_out = left_out.get(name, [])
     edges = [edge for edge in ("zeros", "tiny", "large", "one_row", "half") if edge not in left_out]
     if autodiff is JAX:
         edges = [edge for edge in edges if edge not in ("one_row", "half")]

@@ -69,8 +69,8 @@ class Averaging(Summing):
 
 WAYS: dict[str, tuple[Callable[[LocalTrainingClient], Any], str]] = {
     "graph": (lambda client: client, "tinker"),
-    "tinker": (Summing, "tinker"),
-    "skyrl": (Averaging, "skyrl"),
+    "sums": (Summing, "sums"),
+    "averages": (Averaging, "averages"),
 }
 
 
@@ -144,7 +144,7 @@ def test_a_loss_with_regularizers(client: LocalTrainingClient, way: str, scale: 
     assert (result.custom_loss.total_grad_norm is not None) is tracked
 
 
-@pytest.mark.parametrize("way", ["graph", "tinker"])
+@pytest.mark.parametrize("way", ["graph", "sums"])
 def test_candidates(client: LocalTrainingClient, way: str) -> None:
     make, server = WAYS[way]
     data = [datum(text, 4) for text in TEXTS]
@@ -219,7 +219,8 @@ def test_any_loss(
         means = torch.stack([one.mean() for one in logprobs])
         return (
             a * means.prod().tanh()
-            + b * (means**2).sum().sin()
+            # Of a small number: in float32 the sine of a large one has fewer digits than are compared.
+            + b * (0.01 * means**2).sum().sin()
             + c * sum(one.exp().sum() for one in logprobs)
             + (means**2).sum()
         )

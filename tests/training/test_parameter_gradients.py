@@ -81,7 +81,8 @@ def test_norms_and_cosines_are_those_of_what_each_term_adds(client: LocalTrainin
 
 
 def test_measuring_changes_nothing_that_is_trained() -> None:
-    trained: list[list[bytes]] = []
+    """But for rounding: to measure a term by itself its logits are needed as a whole, not a block at a time."""
+    trained: list[list[Any]] = []
     for track in (False, "parameters"):
         with LocalTrainingClient("tiny", seed=3) as client:
             for _ in range(3):
@@ -90,10 +91,11 @@ def test_measuring_changes_nothing_that_is_trained() -> None:
                 )
                 client.optim_step(AdamParams(learning_rate=1e-2)).result(60)
                 out = call.result(60).custom_loss
-            trained.append([one.detach().numpy().tobytes() for one in client._model.parameters.values()])
+            trained.append([one.detach().clone() for one in client._model.parameters.values()])
             assert (out.total_grad_norm is None) == (track is False)
             assert out.cosines is None
-    assert trained[0] == trained[1]
+    # Adam divides by gradients that may be small.
+    torch.testing.assert_close(*trained, rtol=1e-5, atol=1e-5)
 
 
 def test_a_term_that_was_skipped_has_none(client: LocalTrainingClient) -> None:

@@ -1,6 +1,8 @@
 """`penalties check` and `penalties schema`."""
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 from penalties.app.config import load
 from penalties.app.config.schema import FILE
 
-from ..configs import write
+from ..configs import LINES, write
+from ..data.tokenizers import CHATML, model_folder
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -19,16 +22,20 @@ class TestCheck:
         path = write(tmp_path, "[train]\nsteps = 7")
         status, out, err = run("check", path)
         assert (status, err) == (0, "")
-        assert (
-            out == f"{path}: ok: 7 steps, batch size 8, 5 lines of data, cross_entropy, terms: none, backend: local\n"
+        lengths, batch, summary = out.splitlines()
+        assert lengths == "tokens: median 13, 95 % have at most 17, longest 17"
+        assert re.fullmatch(r"the first batch: loss (\d\.\d+), base_loss \1", batch)
+        assert summary == (
+            f"{path}: ok: 7 steps, batch size 8, 5 lines of data, cross_entropy, terms: none, backend: local"
         )
 
     @pytest.mark.parametrize("arguments", [[], ["demo"]])
     def test_the_demo(self, run: Run, arguments: list[str]) -> None:
-        assert run("check", *arguments)[:2] == (
+        status, out, _ = run("check", *arguments)
+        assert (status, out.splitlines()[-1]) == (
             0,
             "demo: ok: 150 steps, batch size 16, 260 lines of data, cross_entropy, terms: kl, entropy, size, "
-            "backend: local\n",
+            "backend: local",
         )
 
     def test_everything_that_is_wrong(self, run: Run, tmp_path: Path) -> None:
@@ -59,6 +66,89 @@ class TestCheck:
         assert "line 2: has no prompt" in said
         assert run("check", write(tmp_path, f'{text}[model]\nname = "org/model"', data=long))[0] == 0
 
+    def test_many_bad_lines_are_counted(self, run: Run, tmp_path: Path) -> None:
+        path = write(tmp_path, data=["x"] * 50)
+        said = run("check", path)[2].splitlines()
+        assert len(said) == 22
+        assert said[-2:] == [f"{path}: and 30 more lines are bad", "50 problems"]
+        err = run("train", path, "--run", tmp_path / "run")[2].splitlines()
+        assert err[1] == f"and 49 more: `penalties check {path}` lists the first of them"
+        text = '[data]\npath = "lines.jsonl"\non_bad_line = "skip"'
+        out = run("check", write(tmp_path, text, data=[*LINES, *["x"] * 50]))[1]
+        assert "note: data: and 30 more lines were left out" in out
+
+    def test_what_is_cut_is_said(self, run: Run, tmp_path: Path) -> None:
+        path = write(tmp_path, '[data]\npath = "lines.jsonl"\nmax_length = 14\n')
+        out = run("check", path, "--no-model")[1]
+        assert "longest 17; data.max_length = 14 cuts 3 of 5, and 6.8% of all tokens" in out
+        assert "the first batch" not in out
+
+    def test_a_term_that_fails_on_the_first_batch_is_a_problem(self, run: Run, tmp_path: Path) -> None:
+        path = write(tmp_path, '[[term]]\nfn = "tests.app.terms:cranky"\noptions = { fail = true }')
+        status, _, err = run("check", path)
+        assert status == 2
+        assert "term.cranky: fails on the first batch: raised RuntimeError: as the test wants it" in err
+        assert run("check", path, "--no-model")[0] == 0
+
+    def test_a_model_that_is_elsewhere_is_not_run(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+        out = run("check", write(tmp_path, '[model]\nname = "org/model"'))[1]
+        assert 'note: model.name: "org/model" is not downloaded yet, so no term was run' in out
+        out = run("check", write(tmp_path, '[backend]\nkind = "tinker"'))[1]
+        assert "note: backend.kind: the model is on a server, so no term was run" in out
+
+    def test_messages_are_checked_by_the_template_of_a_model_that_is_here(self, run: Run, tmp_path: Path) -> None:
+        lines = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}]
+        for template, status in ((CHATML, 0), (None, 2)):
+            name = f"model-{status}"
+            path = write(tmp_path, f'[model]\nname = "{model_folder(tmp_path / name, template)}"', data=lines)
+            assert run("check", path)[0] == status
+        assert run("check", write(tmp_path, '[model]\nname = "org/model"', data=lines))[0] == 0
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            (
+                'fn = "kl_estimate"\ninputs = ["logprobs", "initial"]',
+                'fn = "kl_divergence" with inputs = { p = "logits", q = "initial.logits", mask = "mask" } and '
+                "options = { logits = true } is exact; or set data.sampled = true",
+            ),
+            (
+                'fn = "entropy_estimate"\ninputs = "flat_logprobs"\nwrap = [{ kind = "ema" }]',
+                'fn = "entropy" with inputs = { p = "logits", mask = "mask" }',
+            ),
+            (
+                'fn = "penalties.training.adapters:kl"\n'
+                'inputs = { logprobs = "logprobs", reference = "initial", mask = "mask" }',
+                'q = "initial.logits"',
+            ),
+        ],
+    )
+    def test_estimators_over_tokens_of_a_data_set_are_a_problem(
+        self, run: Run, tmp_path: Path, text: str, says: str
+    ) -> None:
+        table = '[data]\npath = "lines.jsonl"\n'
+        text = f'[references]\ninitial = {{ kind = "initial" }}\n[[term]]\n{text}\n'
+        status, _, err = run("check", write(tmp_path, table + text))
+        assert status == 2
+        assert "which is for tokens that the model itself sampled, and a data set has others" in err
+        assert says in err
+        assert run("check", write(tmp_path, f"{table}sampled = true\n{text}"))[0] == 0
+        remote = '[backend]\nkind = "tinker"\n'
+        assert 'is exact, with backend.kind = "local"' in run("check", write(tmp_path, remote + table + text))[2]
+
+    def test_data_that_cannot_be_counted_for_epochs_are_a_problem(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+        path = write(tmp_path, '[data]\npath = "broken.parquet"\n[train]\nepochs = 1')
+        status, out, _ = run("check", path, "--json")
+        assert status == 2
+        (problem,) = json.loads(out)["problems"]
+        assert problem["where"].startswith("broken.parquet: ")
+        status, _, err = run("check", path)
+        assert (status, err.splitlines()[-1]) == (2, "1 problem")
+
     def test_quietly(self, run: Run, tmp_path: Path) -> None:
         assert run("check", write(tmp_path), "--quiet") == (0, "", "")
         assert len(run("check", write(tmp_path, "[train]\nsteps = 0"), "-q")[2].splitlines()) == 1
@@ -73,7 +163,10 @@ class TestCheck:
         path = write(tmp_path)
         status, out, _ = run("check", path, "--json")
         assert status == 0
-        assert json.loads(out) == {"ok": True, "problems": [], "notes": [], "config": load(path).to_dict()}
+        found = json.loads(out)
+        assert found.pop("loss")["loss_total"] > 0
+        assert found.pop("lengths") == {"measured": 5, "median": 13, "most": 17, "longest": 17, "cut": 0, "lost": 0.0}
+        assert found == {"ok": True, "problems": [], "notes": [], "config": load(path).to_dict()}
 
     def test_notes_on_what_is_probably_not_intended(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +198,21 @@ class TestCheck:
         text = f'[references]\ninitial = {{ kind = "initial" }}\n{reader}'
         assert "note" not in run("check", write(tmp_path, text))[1]
 
+    @pytest.mark.parametrize(("best_by", "schedule"), [("loss", True), ("loss", False), ("base_loss", True)])
+    def test_a_best_loss_whose_weights_change_has_one(
+        self, run: Run, tmp_path: Path, best_by: str, schedule: bool
+    ) -> None:
+        text = (
+            f'[data]\npath = "lines.jsonl"\neval_path = "lines.jsonl"\n[train]\nbest_by = "{best_by}"\neval_every = 1\n'
+            '[[term]]\nfn = "l2"\ninputs = "params"\n' + 'schedule = { kind = "warmup", steps = 4 }\n' * schedule
+        )
+        status, out, _ = run("check", write(tmp_path, text))
+        assert status == 0
+        note = (
+            'train.best_by: the weight of l2 changes, so evaluations of "loss" cannot be compared; choose "base_loss"'
+        )
+        assert (note in out) == (best_by == "loss" and schedule)
+
     @pytest.mark.usefixtures("terminal")
     def test_on_a_terminal_paths_are_coloured(self, run: Run, tmp_path: Path) -> None:
         assert "\x1b[1;31mtrain.steps\x1b[0m" in run("check", write(tmp_path, "[train]\nsteps = 0"))[2]
@@ -122,3 +230,58 @@ class TestSchema:
         status, _, err = run("schema", "--out", tmp_path / "no" / "schema.json")
         assert status == 2
         assert "cannot be written (No such file or directory)" in err
+
+
+class TestCode:
+    """Modules run when they are imported."""
+
+    @pytest.fixture
+    def ran(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A file that is there once the module of the config's term ran."""
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.delitem(sys.modules, "own_terms", raising=False)
+        text = f"import pathlib\n\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n\n\n"
+        text += "def size(logprobs):\n    return logprobs[0].sum()\n"
+        (tmp_path / "own_terms.py").write_text(text)
+        return tmp_path / "ran"
+
+    def test_a_module_is_imported_if_nothing_else_is_wrong(self, run: Run, tmp_path: Path, ran: Path) -> None:
+        path = write(tmp_path, '[[term]]\nfn = "own_terms:size"')
+        status, out, err = run("check", path, "--set", "train.steps=0")
+        assert (status, ran.exists()) == (2, False)
+        assert out == 'note: term.1.fn: "own_terms:size" was not imported, nor its options checked\n'
+        assert "run.toml: train.steps: found 0" in err
+        assert run("check", path)[0] == 0
+        assert ran.exists()
+
+    @pytest.mark.parametrize("command", ["train", "ablate"])
+    def test_no_command_imports_modules_of_a_config_that_is_wrong(
+        self, run: Run, tmp_path: Path, ran: Path, command: str
+    ) -> None:
+        path = write(tmp_path, '[train]\nloss = "own_terms:size"\n[[term]]\nfn = "own_terms:size"')
+        assert run(command, path, "--set", "train.steps=0", "--run", tmp_path / "run")[0] == 2
+        assert not ran.exists()
+
+    def test_without_code_none_is(self, run: Run, tmp_path: Path, ran: Path) -> None:
+        before = list(sys.path)
+        path = write(tmp_path, '[[term]]\nfn = "own_terms:size"\n[[term]]\nfn = "l3"')
+        status, out, err = run("check", path, "--no-code")
+        assert (status, "term.l3.fn: " in err) == (2, True)
+        path = write(tmp_path, '[train]\nloss = "own_terms:size"\n[[term]]\nfn = "own_terms:size"')
+        status, out, err = run("check", path, "--no-code")
+        assert (status, err) == (0, "")
+        assert 'note: train.loss: "own_terms:size" was not imported' in out
+        assert "run.toml: ok: 100 steps, batch size 8, 5 lines of data, own_terms:size, terms: own_terms:size" in out
+        held_out = 'path = "lines.jsonl"\neval_path = "lines.jsonl"'
+        path = write(tmp_path, f'[samples]\nmetrics = ["exact_match", "own_terms:size"]\n[data]\n{held_out}')
+        status, out, err = run("check", path, "--no-code")
+        assert (status, err) == (0, "")
+        assert re.findall("note: (.*) was not imported", out) == ['samples.metrics: "own_terms:size"']
+        assert not ran.exists()
+        assert sys.path == before
+
+    def test_a_module_that_ends_the_program_is_a_problem(self, run: Run, tmp_path: Path, ran: Path) -> None:
+        (tmp_path / "own_terms.py").write_text("raise SystemExit(0)\n")
+        status, _, err = run("check", write(tmp_path, '[[term]]\nfn = "own_terms:size"'))
+        assert status == 2
+        assert "that can be imported (SystemExit: 0)" in err

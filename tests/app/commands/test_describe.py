@@ -1,7 +1,10 @@
 """`penalties list` and `penalties describe`."""
 
 import json
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -72,10 +75,24 @@ class TestDescribe:
             assert part in out
         assert ">>>" not in out
 
+    def test_a_function_in_the_working_directory(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "terms_of_here.py").write_text('def small(logprobs):\n    """Small numbers."""\n')
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.chdir(tmp_path)
+        status, out, _ = run("describe", "terms_of_here:small")
+        assert (status, "Small numbers." in out) == (0, True)
+
+    @pytest.mark.parametrize("name", ["step", "<reference>", "flat_<reference>", "<reference>.logits", "flat_logits"])
+    def test_inputs_whose_names_depend_on_the_config(self, run: Run, name: str) -> None:
+        assert run("describe", name)[1].startswith(f"{name} (input")
+        assert f"  {name} " in run("list", "input")[1]
+
     @pytest.mark.parametrize("name", ["train", "[train]"])
     def test_a_table(self, run: Run, name: str) -> None:
         out = run("describe", name)[1]
-        assert "steps             100" in out
+        assert re.search(r"^  steps +100 ", out, re.MULTILINE)
         assert "The number of optimizer steps." in out
 
     def test_a_list_of_tables(self, run: Run) -> None:

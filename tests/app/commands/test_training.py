@@ -43,7 +43,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     write = Log.write
 
     def pressing(self: Log, record: Any) -> str:
-        if record["kind"] == "step" and record["step"] == step:
+        if record["kind"] == "step" and record["step"] == step + 1:
             os.kill(os.getpid(), signal.SIGINT)
         return write(self, record)
 
@@ -57,6 +57,8 @@ class TestTrain:
         assert shown.err == ""
         assert shown.out.splitlines()[0] == "runs/toy: 4 steps"
         assert shown.out.splitlines()[-1] == "report: runs/toy/report.html"
+        assert shown.out.splitlines()[-3] == "adapter: runs/toy/checkpoints/000004/client"
+        assert (here / "runs" / "toy" / "checkpoints" / "000004" / "client").is_dir()
         assert cli.main(["report", "runs/toy"]) == 0
         assert shown.out.splitlines()[-2] == capsys.readouterr().out.splitlines()[0]
         assert shown.out.splitlines()[-2].startswith("toy: The loss fell by ")
@@ -72,13 +74,62 @@ class TestTrain:
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["kind"] for line in lines].count("step") == 2
         verdict = lines[-1].pop("verdict")
-        assert lines[-1] == {"kind": "result", "run": "mine", "report": "mine/report.html"}
+        adapter = "mine/checkpoints/000002/client"
+        assert lines[-1] == {"kind": "result", "run": "mine", "report": "mine/report.html", "adapter": adapter}
         assert cli.main(["report", "mine", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["runs"] == {"mine": verdict}
+
+    def test_the_adapter_is_that_of_the_best_checkpoint(self, capsys: pytest.CaptureFixture[str]) -> None:
+        values = ["train.best_by=base_loss", "train.eval_every=1", "train.best_is=highest", "train.steps=3"]
+        assert cli.main(["train", "toy.toml", *(part for one in values for part in ("--set", one))]) == 0
+        assert capsys.readouterr().out.splitlines()[-3] == "adapter: runs/toy/checkpoints/000001/client"
+
+    def test_a_finished_run_without_checkpoints_has_no_adapter(
+        self, toy: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        shutil.rmtree(toy / "checkpoints")
+        assert cli.main(["train", "--run", str(toy), "--resume"]) == 0
+        assert "adapter" not in capsys.readouterr().out
+        assert cli.main(["train", "--run", str(toy), "--resume", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["adapter"] is None
 
     def test_quiet_is_quiet(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["train", "toy.toml", "--quiet", "--set", "train.steps=1"]) == 0
         assert capfd.readouterr() == ("", "")
+
+    @pytest.mark.parametrize(
+        ("term", "says"),
+        [
+            (
+                "late",
+                [
+                    "error: at step 3: late: the value is nan",
+                    'lower train.learning_rate or set train.grad_clip_norm; on_error = "skip" in its [[term]] leaves '
+                    "it out when it fails",
+                ],
+            ),
+            (
+                "late_gradient",
+                [
+                    "error: at step 3: datum 0: the gradient of the loss is nan; nothing was sent",
+                    "lower train.learning_rate, set train.grad_clip_norm or set train.gradients_every = 1, which names "
+                    "the term",
+                ],
+            ),
+        ],
+    )
+    def test_a_run_that_fails_says_what_to_try_and_has_a_report(
+        self, here: Path, capsys: pytest.CaptureFixture[str], term: str, says: list[str]
+    ) -> None:
+        write_config(here, f'[[term]]\nfn = "tests.app.terms:{term}"\n', steps=4)
+        assert cli.main(["train", "toy.toml"]) == 1
+        shown = capsys.readouterr()
+        assert shown.err.splitlines() == says
+        assert shown.out.splitlines()[-1] == "report: runs/toy/report.html"
+        assert "It failed after 2 of 4 steps: " in (here / "runs" / "toy" / "report.html").read_text()
+        assert cli.main(["train", "toy.toml", "--quiet"]) == 1
+        assert capsys.readouterr().out == ""
+        assert (here / "runs" / "toy-2" / "report.html").exists()
 
     def test_ctrl_c_shows_a_command_that_resumes(
         self, here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -97,7 +148,7 @@ class TestTrain:
         monkeypatch.setattr(start_module, "connect", Backend)
         assert cli.main(shown.err.splitlines()[-1].split()[1:]) == 0
         steps = [record["step"] for record in Run("runs/toy").records() if record["kind"] == "step"]
-        assert steps == [0, 1, 2, 3, 4]
+        assert steps == [1, 2, 3, 4, 5]
 
     def test_ctrl_c_before_the_first_step_shows_a_command_that_resumes(
         self, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -132,7 +183,7 @@ class TestTrain:
             assert cli.main(["train", str(demo), "--set", "train.seed=3", "--quiet"]) == 1
         assert cli.main(["train", "--resume", "--quiet"]) == 0
         assert Run("runs/demo").config()["train"]["seed"] == 3
-        assert [record["step"] for record in Run("runs/demo").records() if record["kind"] == "step"] == [0, 1, 2, 3]
+        assert [record["step"] for record in Run("runs/demo").records() if record["kind"] == "step"] == [1, 2, 3, 4]
 
     def test_values_may_be_set_on_the_config_of_a_run(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -215,13 +266,14 @@ class TestTrain:
         assert cli.main([name, "toy.toml"]) == 2
         assert capsys.readouterr().err.splitlines()[1] == "and 1 more: `penalties check toy.toml` lists all of them"
 
+    @pytest.mark.slow
     def test_a_local_model_is_resumed_from_a_relative_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(start_module, "connect", connect)
         with monkeypatch.context() as broken:
             interrupting(broken, 1)
             assert cli.main(["train", "--set", "train.steps=3", "--quiet", "--run", "mine"]) == 1
         assert cli.main(["train", "--set", "train.steps=3", "--quiet", "--run", "mine", "--resume"]) == 0
-        assert [record["step"] for record in Run("mine").records() if record["kind"] == "step"] == [0, 1, 2]
+        assert [record["step"] for record in Run("mine").records() if record["kind"] == "step"] == [1, 2, 3]
 
     def test_a_run_that_never_began_leaves_no_folder_of_its_own_choice(
         self, here: Path, capsys: pytest.CaptureFixture[str]
@@ -329,6 +381,7 @@ class TestReport:
             (errno.EACCES, "the folder here is not writable; choose another file with --out"),
             (errno.ENOENT, "the folder here is not writable; choose another file with --out"),
             (errno.ENOSPC, "here/x.html could not be written: the disk is full; free some space, then resume"),
+            (errno.EISDIR, "here/x.html is a folder; choose another file with --out"),
         ],
     )
     @pytest.mark.usefixtures("toy")

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from penalties import schedules
-from penalties.app.config import Config, ConfigError, Problem, examine, find, load
+from penalties.app.config import Config, ConfigError, Problem, examine, find, load, load_again
 from penalties.pipeline import Term
 from penalties.training import references
 
@@ -58,7 +58,7 @@ class TestDefaults:
         resolved = config(tmp_path, TERMS).to_dict()
         made = Config.from_dict(resolved)
         assert set(resolved) - {"folder"} == keys(Config)
-        for name in ("model", "backend", "data", "train", "sinks"):
+        for name in ("model", "backend", "data", "train", "executor", "sinks"):
             assert set(resolved[name]) == keys(type(getattr(made, name)))
         for written, table in zip(resolved["term"], made.term, strict=True):
             assert set(written) == keys(type(table))
@@ -122,6 +122,17 @@ class TestWhatItMakes:
         assert made["noisy"] == references.perturbed(0.3, 2, 5)
         assert repr(made["teacher"]) == "client(Client, cache=True)"
         assert [(table.model, table.seed) for table in asked] == [("tiny", 7)]
+
+    @pytest.mark.parametrize(("written", "reduces"), [("tinker", "sums"), ("averages", "averages")])
+    def test_a_server_is_named_by_how_it_reduces(self, tmp_path: Path, written: str, reduces: str) -> None:
+        made = config(tmp_path, f'[backend]\nkind = "tinker"\nserver = "{written}"')
+        assert made.to_dict()["backend"]["server"] == reduces
+
+    def test_skyrl_is_a_server_that_averages_with_a_warning(self, tmp_path: Path) -> None:
+        with pytest.warns(FutureWarning, match=r'backend.server = "skyrl".*JAX backend.*write "averages" or "sums"'):
+            made = config(tmp_path, '[backend]\nkind = "tinker"\nserver = "skyrl"')
+        # Once: a run that is resumed has the name of the reduction.
+        assert Config.from_dict(made.to_dict()).backend.server == "averages"
 
     def test_a_base_loss_by_name(self, tmp_path: Path) -> None:
         text = '[references]\ninitial = { kind = "initial" }\n[train]\nloss = "dpo"\nloss_options = { beta = 0.5 }'
@@ -260,11 +271,30 @@ class TestFiles:
         with pytest.raises(ConfigError, match=r"file: cannot be read \(Is a directory\)"):
             load(tmp_path)
 
-    @pytest.mark.parametrize("text", [b"[train\nsteps = 1", b"\xff\xfe", b"a = 1\na = 2"])
+    @pytest.mark.parametrize("text", [b"[train\nsteps = 1", b"\xff\xfe", b"a = 1\na = 2", b"a = " + b"9" * 5000])
     def test_a_file_that_is_not_toml_is_an_error(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "run.toml").write_bytes(text)
         with pytest.raises(ConfigError, match="run.toml: file: is not valid TOML"):
             load(tmp_path / "run.toml")
+
+    @pytest.mark.parametrize("text", [f"a = {'[' * 3000}{']' * 3000}", f"{'a.' * 3000}b = 1", f"{'a.' * 400}b = 1"])
+    def test_a_file_that_is_nested_too_deeply_is_an_error(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "run.toml").write_text(text)
+        with pytest.raises(ConfigError, match="run.toml: file: is nested too deeply; expected at most 50 levels"):
+            load(tmp_path / "run.toml")
+
+    def test_so_is_the_config_of_a_run(self, tmp_path: Path) -> None:
+        deep: dict[str, Any] = {}
+        for _ in range(900):
+            deep = {"a": deep}
+        with pytest.raises(ConfigError, match="file: is nested too deeply"):
+            load_again(deep, tmp_path)
+
+    @pytest.mark.parametrize("table", ["[model]\nname", "[data]\npath"])
+    def test_a_home_that_nobody_has_is_a_problem(self, tmp_path: Path, table: str) -> None:
+        found = problems(tmp_path, f'{table} = "~no-such-user/here"')
+        assert len(found) == 1
+        assert "~no-such-user/here" in next(iter(found.values()))
 
 
 class TestErrors:

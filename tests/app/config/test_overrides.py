@@ -55,12 +55,19 @@ wandb = true
         ("1\nsteps = 2", "1\nsteps = 2"),
         ("package.module:function", "package.module:function"),
         ("[broken", "[broken"),
+        ("[" * 3000, "[" * 3000),
+        ("9" * 5000, float("inf")),
     ],
 )
 def test_a_value_is_what_it_would_be_in_a_config(text: str, value: Any) -> None:
     found = value_of(text)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_a_key_has_only_so_many_parts(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, "", [f"{'a.' * 3000}b=1"]).values()
+    assert found == "expected a key and a value, such as train.steps=200"
 
 
 def test_tables_that_are_not_there_are_made(tmp_path: Path) -> None:

@@ -22,8 +22,18 @@ STRUCTURE = [
     (
         "[train]\nstep = 5",
         "train.step",
-        ["no such key", "found 5", "did you mean steps?", "allowed: steps, batch_size"],
+        ["no such key", "found 5", "did you mean steps?", "allowed: steps, epochs"],
     ),
+    ("[train]\nlr = 5", "train.lr", ["no such key", "use train.learning_rate"]),
+    ("[train]\nnum_epochs = 3", "train.num_epochs", ["use train.epochs"]),
+    ("[train]\nwarmup_steps = 3", "train.warmup_steps", ['use train.schedule = { kind = "warmup", steps = 100 }']),
+    (
+        "[train]\ngradient_accumulation_steps = 4",
+        "train.gradient_accumulation_steps",
+        ["use train.batch_size, which is that of an optimizer step"],
+    ),
+    ("[model]\nlora_r = 3", "model.lora_r", ["use model.rank"]),
+    ("lr = 5", "lr", ["no such table", "use train.learning_rate"]),
     ("[train]\nzzz = 5", "train.zzz", ["no such key", "allowed: steps"]),
     ("[model]\nlearning_rate = 5", "model.learning_rate", ["it is a key of [train]"]),
     ("[trian]\nsteps = 5", "trian", ["no such table", "did you mean train?", "model, backend, data"]),
@@ -46,9 +56,14 @@ STRUCTURE = [
         ["missing", "a whole number of at least 0: The"],
     ),
     ('[backend]\nkind = "locla"', "backend.kind", ['found "locla"', '"local" or "tinker"', 'did you mean "local"?']),
+    ("[executor]\nworkers = 0", "executor.workers", ["found 0", "a whole number of at least 1"]),
+    ("[executor]\ntimeout = 301", "executor.timeout", ["found 301", "a number above 0 and up to 300"]),
+    ("[executor]\nsequential = 1", "executor.sequential", ["found 1", "true or false"]),
+    ("[executor]\nworker = 2", "executor.worker", ["no such key", "did you mean workers?"]),
+    ('[backend]\nserver = "sum"', "backend.server", ['found "sum"', '"sums", "averages"', 'did you mean "sums"?']),
     ('[model]\nname = ""', "model.name", ['found ""', "a string that is not empty"]),
     ("[model]\ntarget_modules = [1]", "model.target_modules", ["found [1]", "a string or a list of strings"]),
-    ("[data]\nshuffle = true", "data.path", ["missing", "a string: Lines of `prompt`"]),
+    ("[data]\nshuffle = true", "data.path", ["missing", "a string or a list of strings: A file, or a list"]),
     ("references = 5", "references", ["found 5", "a table"]),
     ("[references]\na = 5", "references.a", ["found 5", "a table with a kind"]),
     ('[references]\na = { kind = "clent" }', "references.a.kind", ['did you mean "client"?']),
@@ -107,12 +122,27 @@ MEANING = [
     ('[model]\npath = "x"', "model.path", ["it is a key of [data]"]),
     ("[train]\ndata = 5", "train.data", ["no such key"]),
     ("[references]\nfn = 5", "references.fn", ["a table with a kind"]),
+    (
+        '[references]\nother = { kind = "perturbed" }\n[[term]]\nfn = "kl_divergence"\nname = "kl"\n'
+        'inputs = { p = "logits", q = "other.logits" }\noptions = { logits = true }',
+        "term.kl.inputs",
+        ['found "other.logits", of a reference of kind "perturbed"; expected one of kind "initial" or "client"'],
+    ),
     (f'{KL}inputs = {{ foo = "logprobs" }}', "term.kl.inputs", ["parameters of the function"]),
     ('[[term]]\nfn = "entropy"\ninputs = "logprobs"', "term.entropy.inputs", ["entropy_estimate"]),
     ('[[term]]\nfn = "l2"\nname = "total"', "term.total.name", ["cannot be taken for a metric"]),
-    ('[[term]]\nfn = "l2"\nname = "a.b"', "term.a.b.name", ['found "a.b"', "with no dot or equals sign"]),
-    ('[[term]]\nfn = "l2"\nname = "a=b"', "term.a=b.name", ['found "a=b"', "with no dot or equals sign"]),
-    ('[[term]]\nfn = "l2"\nname = "2"', "term.2.name", ['found "2"', "not of digits alone"]),
+    ('[[term]]\nfn = "l2"\nname = "a.b"', "term.a.b.name", ['found "a.b"', "no dot or equals sign"]),
+    ('[[term]]\nfn = "l2"\nname = "a=b"', "term.a=b.name", ['found "a=b"', "no dot or equals sign"]),
+    ('[[term]]\nfn = "l2"\nname = "a\\u001b[2J"', "term.a\x1b[2J.name", ["a printable name"]),
+    ('[[term]]\nfn = "l2"\nname = "loss"', "term.loss.name", ['found "loss"', "the total", "another name"]),
+    ('[[term]]\nfn = "tests.app.config_terms:loss"', "term.loss.name", ['found "loss"', "the total"]),
+    (
+        '[samples]\nmetrics = ["tests.app.config_terms:steady"]\n[[term]]\nfn = "l2"\nname = "steady"\n'
+        '[data]\npath = "lines.jsonl"\neval_path = "lines.jsonl"',
+        "samples.metrics",
+        ['found "tests.app.config_terms:steady"', 'the objective has a metric "steady"', "another name"],
+    ),
+    ('[[term]]\nfn = "l2"\nname = "2"', "term.2.name", ['found "2"', "not digits alone"]),
     ('[model]\ndtype = "bfloat17"', "model.dtype", ['found "bfloat17"', 'did you mean "bfloat16"?']),
     ('[model]\ndtype = "int32"', "model.dtype", ['found "int32"', "another floating dtype of PyTorch"]),
     ('[model]\ndevice = "cudaa"', "model.device", ['found "cudaa"', 'did you mean "cuda"?']),
@@ -124,8 +154,32 @@ MEANING = [
         "term.later.term",
         ["not asynchronous"],
     ),
-    ('[train]\nloss = "dpoo"', "train.loss", ['found "dpoo"', '"cross_entropy", "dpo" or', 'did you mean "dpo"?']),
-    ('[train]\nloss = "reverse_kl"', "train.loss", ["needs more than lines of text"]),
+    ('[train]\nloss = "dpoo"', "train.loss", ['found "dpoo"', '"reverse_kl", "none" or', 'did you mean "dpo"?']),
+    ('[train]\nloss = "reverse_kl"', "train.loss", ["one reference, but there are 0"]),
+    ('[train]\nloss = "none"', "train.loss", ['found "none"', "no [[term]] to train on", "add one"]),
+    (
+        '[train]\nloss = "none"\nloss_options = { beta = 1.0 }\n[[term]]\nfn = "l1"',
+        "train.loss_options.beta",
+        ["found 1.0", "no options without a loss"],
+    ),
+    (
+        '[train]\nloss = "none"\n[[term]]\nfn = "l1"\nenabled = false',
+        "train.loss",
+        ["no [[term]] to train on"],
+    ),
+    (
+        '[train]\nloss = "reverse_kl"\n[references]\na = { kind = "initial" }\n'
+        '[backend]\nkind = "tinker"\nserver = "averages"',
+        "train.loss",
+        ["several targets per position", "a server that averages takes one"],
+    ),
+    (
+        '[train]\nloss = "reverse_kl"\n[references]\na = { kind = "initial" }\n[[term]]\nfn = "entropy_estimate"',
+        "term.entropy_estimate.inputs",
+        ["needs one sampled token per position", "use entropy"],
+    ),
+    ('[executor]\nray_address = "cluster"', "executor.ray_address", ['found "cluster"', '"auto", host:port']),
+    ('[executor]\nray_address = "host:x"', "executor.ray_address", ['found "host:x"', "as for ray.init"]),
     ('[train]\nloss = "dpo"', "train.loss", ["one reference, but there are 0", 'initial = { kind = "initial" }']),
     (
         '[train]\nloss = "dpo"\n[references]\na = { kind = "initial" }\nb = { kind = "initial" }',
@@ -140,12 +194,17 @@ MEANING = [
     ('[train]\nloss = "tests.app.config_terms:loss_of_reference"', "train.loss", ['found "initial"', "[references]"]),
     ('[data]\npath = "lins.jsonl"', "data.path", ["does not exist", "did you mean lines.jsonl?"]),
     ('[data]\npath = "no/such/folder.jsonl"', "data.path", ["does not exist"]),
-    ('[data]\npath = "."', "data.path", ["a folder", "a file of JSON lines"]),
+    ('[data]\npath = "."', "data.path", ["a folder", "a file, or a folder that save_to_disk of datasets wrote"]),
     ('[data]\npath = "lines.jsonl"\neval_path = "x"', "data.eval_path", ["does not exist"]),
     ('[model]\nname = "./nothing"', "model.name", ["a folder with a model"]),
     ('[backend]\nbase_url = "http://localhost"', "backend.base_url", ['is for backend.kind = "tinker"', "remove it"]),
-    ('[backend]\nserver = "skyrl"', "backend.server", ['is for backend.kind = "tinker"']),
+    ('[backend]\nserver = "averages"', "backend.server", ['is for backend.kind = "tinker"']),
     ('[backend]\nkind = "tinker"\n[model]\nalpha = 5', "model.alpha", ['is for backend.kind = "local"']),
+    (
+        '[backend]\nkind = "tinker"\n[train]\nmicro_batch_tokens = 9',
+        "train.micro_batch_tokens",
+        ['is for backend.kind = "local"'],
+    ),
     ('[backend]\nkind = "tinker"\nbase_url = "localhost:80"', "backend.base_url", ["https://host:port"]),
     ('[backend]\nkind = "tinker"\nbase_url = "http://[x"', "backend.base_url", ["https://host:port"]),
     ('[backend]\nkind = "tinker"\n[[term]]\nfn = "l2"\ninputs = "params"', "term.l2.inputs", ["inside the model"]),
@@ -404,7 +463,7 @@ TABLES["other"] = VALUES
 def test_any_config_is_read_or_has_problems(raw: dict[str, Any]) -> None:
     """No mistake, or heap of mistakes, is an error of ours."""
     made, wrong = read(Config, raw)
-    problems = [*wrong, *checked(made, raw)]
+    problems = [*wrong, *checked(made, raw, code=True)]
     assert all(one.where and one.message for one in problems)
     assert Config.from_dict(made.to_dict()) == made
     if not wrong:

@@ -82,7 +82,7 @@ def write_run(
     cosines: Callable[[int, str, str], float] | None = None,
     cosines_every: int = 1,
     evaluate: Mapping[int, float] | None = None,
-    events: Sequence[tuple[int, str, str]] = (),
+    events: Sequence[tuple[int, str, str] | tuple[int, str, str, Mapping[str, Any]]] = (),
     settings: Mapping[str, Any] | None = None,
     tail: str = "",
     metrics: int = 0,
@@ -116,9 +116,10 @@ def write_run(
             "metrics": {f"client_{place}": math.sin(step + place) for place in range(metrics)},
         }
         lines.append(dumps(record))
-        for at, kind, message in events:
+        for at, kind, message, *details in events:
             if at == step:
-                lines.append(dumps({"kind": "event", "step": step, "event": kind, "message": message}))
+                told = {"kind": "event", "step": step, "event": kind, "message": message}
+                lines.append(dumps(told | (dict(details[0]) if details else {})))
         if evaluate is not None and step in evaluate:
             lines.append(
                 dumps(

@@ -25,10 +25,11 @@ def run(
     told = config(terms, 4, seed=seed) if settings is ... else settings
     if told is not None and weight != 0.1:
         told["term"][0]["weight"] = weight
-    fall = lambda step: loss + 4 - step if step < 3 else loss
+    fall = lambda step: loss + 5 - step if step < 4 else loss
     base = Part(lambda step: math.nan if step >= nan_from else fall(step), lambda step: 1.0)
-    evaluate = None if held_out is None else {1: held_out + 1, 3: held_out}
-    return write_run(tmp_path / name, steps=steps, base=base, parts=parts, settings=told, evaluate=evaluate)
+    evaluate = None if held_out is None else {2: held_out + 1, 4: held_out}
+    order = range(1, steps + 1)
+    return write_run(tmp_path / name, steps=order, base=base, parts=parts, settings=told, evaluate=evaluate)
 
 
 def entered(*folders):
@@ -83,9 +84,9 @@ def test_runs_that_end_alike(tmp_path):
     lines = told(a, b)
     assert lines[0] == "Both runs ended about equal, with a base loss of 2.005."
     assert lines[2:] == ["b follows, with 2.01 (0.5 % more)."]
-    lost = run(tmp_path, "c", 1.0, settings=None, nan_from=2)
+    lost = run(tmp_path, "c", 1.0, settings=None, nan_from=3)
     assert told(a, b, lost)[0] == (
-        "Both runs that stayed finite are about equal, with a base loss of 2.005. c diverged: NaN from step 2."
+        "Both runs that stayed finite are about equal, with a base loss of 2.005. c diverged: NaN from step 3."
     )
 
 
@@ -102,11 +103,11 @@ def test_a_run_that_diverged_ranks_last(tmp_path):
 def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
     whole, short = run(tmp_path, "whole", 1.0, settings=None), run(tmp_path, "short", 1.5, steps=3, weight=0.2)
     lines = told(whole, short)
-    assert lines[0] == "whole was lowest at step 2, the last that all have, with a base loss of 3."
+    assert lines[0] == "whole was lowest at step 3, the last that all have, with a base loss of 3."
     assert lines[1:] == [
         "whole had the lowest base loss: 3.",
         "short follows, with 3.5 (17 % more).",
-        "short has 3 of 4 steps. Runs are compared at step 2, the last that all have.",
+        "short has 3 of 4 steps. Runs are compared at step 3, the last that all have.",
     ]
     assert run_rows(entered(short))[0][0] == "3 of 4"
     other = run(tmp_path, "other", 1.0, settings=None, steps=3)
@@ -115,11 +116,28 @@ def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
     assert told(*both)[-1] == "a and b have 3 of 4 steps."
 
 
+def test_a_run_that_ended_early_is_complete(tmp_path):
+    whole, early = (
+        write_run(
+            tmp_path / name,
+            steps=range(1, steps + 1),
+            settings=config([], 4, seed=seed),
+            events=[(steps, "finished", "", {"early": steps < 4})],
+        )
+        for seed, (name, steps) in enumerate((("whole", 4), ("early", 3)))
+    )
+    assert [row[0] for row in run_rows(entered(whole, early))] == ["4", "3"]
+    assert told(whole, early)[-1] == (
+        "early has 3 steps, the longest run 4. Runs are compared at step 3, the last that all have."
+    )
+    assert "has" not in " ".join(told(early))
+
+
 def test_a_run_that_shares_no_step_cannot_be_compared(tmp_path):
-    early = [write_run(tmp_path / name, steps=1 + place) for place, name in enumerate("ab")]
-    late = write_run(tmp_path / "late", steps=range(5, 9))
+    early = [write_run(tmp_path / name, steps=range(1, last + 1)) for last, name in enumerate("ab", 1)]
+    late = write_run(tmp_path / "late", steps=range(5, 10))
     lines = told(*early, late)
-    assert lines[0] == "Both runs were about equal at step 0, with a base loss of 2."
+    assert lines[0] == "Both runs were about equal at step 1, with a base loss of 2."
     assert "late cannot be compared: no step in common with the others." in lines
     assert "a has 1 step, the longest run 9; " in " ".join(lines)
 
@@ -143,7 +161,7 @@ def test_held_out_losses_compare_at_one_step(tmp_path):
     whole = run(tmp_path, "whole", 1.0, held_out=1.5)
     short = run(tmp_path, "short", 1.5, held_out=3.0, steps=2, weight=0.2)
     assert told(whole, short)[0] == (
-        "whole was lowest at step 1, the last that all have, with a held-out base loss of 2.5."
+        "whole was lowest at step 2, the last that all have, with a held-out base loss of 2.5."
     )
 
 
@@ -222,11 +240,12 @@ def test_a_sweep_lists_the_loss_of_each_value(tmp_path):
 
 def test_a_run_without_a_finite_loss_cannot_be_compared(tmp_path):
     good, bad = run(tmp_path, "good", 2.0, settings=None), run(tmp_path, "bad", math.nan, settings=None)
-    assert told(good, bad)[-1] == "bad diverged: NaN from step 0. It ranks last."
+    assert told(good, bad)[-1] == "bad diverged: NaN from step 1. It ranks last."
     assert told(bad)[0] == "No run has a loss to compare."
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
+    (empty / "lock").touch()
     assert told(good, empty)[-1] == "empty cannot be compared: no step yet."
     path = good / "metrics.jsonl"
     path.write_text(path.read_text().replace('"base_loss": {"value": 2.0', '"base_loss": {"value": "NaN"'))
@@ -270,6 +289,7 @@ def test_the_table_has_the_numbers_of_each_run(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
+    (empty / "lock").touch()
     assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–"]
 
 
@@ -281,7 +301,7 @@ def test_runs_are_on_the_same_axes(tmp_path):
     assert picture.column("a") == [6, 5, 4, 2]
     assert picture.column("b") == [5, 4, 3, 1]
     assert [name for _, name in figures["l1"].legend] == ["a"]
-    assert {(figure.first, figure.last) for figure in figures.values()} == {(0, 3)}
+    assert {(figure.first, figure.last) for figure in figures.values()} == {(1, 4)}
     assert {end.letter for end in figures["Base loss"].ends} == {"A", "B"}
 
 
@@ -290,7 +310,7 @@ def test_what_is_not_finite_is_marked_by_run(tmp_path):
     figure = comparison_figures(entered(a, b, c), 100)[0]
     (mark,) = figure.marks
     assert mark.words == "A, B"
-    assert mark.title == "NaN or infinite: a, steps 2 to 3\nNaN or infinite: b, steps 2 to 3"
+    assert mark.title == "NaN or infinite: a, steps 2 to 4\nNaN or infinite: b, steps 2 to 4"
     assert [band.get("class") for band in Picture(figure).shapes("gap")] == ["gap of r0", "gap of r1 dash1"]
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -230,6 +231,7 @@ def test_many_terms_and_runs_stay_small():
 
 def test_a_run_without_steps_says_so(tmp_path):
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "lock").touch()
     text = made(tmp_path)
     Page(text)
     assert "No step yet." in text
@@ -434,3 +436,21 @@ def test_the_command_without_a_run_is_wrong(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "no metrics.jsonl" in capsys.readouterr().err
     assert main(["report"]) == 2
+
+
+def test_what_the_model_said_is_shown_and_its_metrics_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.parent.mkdir()
+    lines: list[dict[str, Any]] = [{"kind": "step", "step": step, "loss": {"loss_total": 1.0}} for step in range(60)]
+    for step in range(0, 61, 10):
+        said = [{"prompt": "a <b> =", "text": f"said after {step}"}, {"prompt": "c =", "text": ""}]
+        lines.append({"kind": "samples", "step": step, "samples": said, "metrics": {"exact_match": step / 60}})
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page = report.make([path.parent]).html
+    assert "a &lt;b&gt; =" in page
+    shown = [step for step in range(0, 61, 10) if f"said after {step}<" in page]
+    assert shown == [0, 40, 50, 60]
+    assert "over samples for held-out prompts" in page
+    assert "exact_match" in page
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:60]))
+    assert 'aria-label="Samples"' not in report.make([path.parent]).html

@@ -345,6 +345,7 @@ def test_without_a_config_that_can_be_read_there_is_none(tmp_path, text):
 
 def test_a_run_that_ended_before_its_first_line_has_no_steps(tmp_path):
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "lock").touch()
     run = read(tmp_path)
     assert (len(run.steps), list(run.terms), run.torn) == (0, [], False)
     (tmp_path / "metrics.jsonl").write_text("")
@@ -362,7 +363,7 @@ def test_a_folder_without_a_run_is_an_error_that_says_so(tmp_path):
 
 def test_a_log_that_cannot_be_read_is_an_error_that_says_why(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(RunError, match="metrics.jsonl cannot be read: IsADirectoryError"):
+    with pytest.raises(RunError, match="metrics.jsonl cannot be read: it is a folder; expected a file"):
         read(tmp_path)
 
 

@@ -152,6 +152,16 @@ def test_a_checkpoint_is_the_better_one_only_where_it_is_kept(tmp_path):
     assert told(found, "held out")[0].endswith("at step 9: train for fewer steps, about 4.")
 
 
+def test_the_best_checkpoint_is_kept_however_old_it_is(tmp_path):
+    losses = {2: 3.0, 4: 1.0, 9: 2.0}
+    saved = [(step, "checkpoint", "", {"best": 4}) for step in (4, 7, 8, 9)]
+    found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=saved))
+    assert told(found, "held out")[0].endswith("at step 9: the checkpoint of step 4 is better.")
+    odd = [(step, "checkpoint", "", {"best": 10**400 if step == 9 else "four"}) for step in (4, 7, 8, 9)]
+    found = verdict(write_run(tmp_path, steps=10, evaluate=losses, events=odd))
+    assert told(found, "held out")[0].endswith("the checkpoint of step 8 is better.")
+
+
 @pytest.mark.parametrize(
     ("first", "last", "words"),
     [
@@ -180,6 +190,7 @@ def test_one_step(tmp_path):
 
 def test_no_step(tmp_path):
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "lock").touch()
     found = verdict(tmp_path)
     assert str(found) == "No step yet.\nThe log has no step yet."
 
@@ -188,7 +199,7 @@ def test_no_step(tmp_path):
     ("steps", "wanted", "events", "tail", "sentences"),
     [
         (10, 10, [], "", []),
-        (10, 60, [(9, "finished", "")], "", []),
+        (10, 60, [(10, "finished", "")], "", []),
         (10, 60, [], "", ["The log ends after 10 of 60 steps: the run is still going, or was stopped."]),
         (10, None, [], "", ["The log ends after 10 steps: the run is still going, or was stopped."]),
         (1, None, [], "", ["The log ends after 1 step: the run is still going, or was stopped."]),
@@ -202,10 +213,10 @@ def test_no_step(tmp_path):
         (
             10,
             60,
-            [(4, "resumed", ""), (9, "interrupted", "")],
+            [(4, "resumed", ""), (10, "interrupted", "")],
             "",
             [
-                "It was resumed at step 4.",
+                "It was resumed after step 4.",
                 "It was interrupted after 10 of 60 steps; resume it with `penalties train --run FOLDER --resume`.",
             ],
         ),
@@ -214,7 +225,14 @@ def test_no_step(tmp_path):
             10,
             [(2, "resumed", ""), (4, "resumed", ""), (6, "resumed", "")],
             "",
-            ["It was resumed at step 2, 4 and 6."],
+            ["It was resumed after step 2, 4 and 6."],
+        ),
+        (
+            10,
+            60,
+            [(10, "failed", "kl: the value is nan\nmore")],
+            "",
+            ["It failed after 10 of 60 steps: kl: the value is nan"],
         ),
         (1, 1, [], "x\nx\n", ["2 lines of the log could not be read: 2 and 3."]),
         (1, 1, [], "x\n", ["1 line of the log could not be read: 2."]),
@@ -223,7 +241,7 @@ def test_no_step(tmp_path):
 )
 def test_how_the_run_ended(tmp_path, steps, wanted, events, tail, sentences):
     told_config = None if wanted is None else config([], wanted)
-    found = verdict(write_run(tmp_path, steps=steps, events=events, settings=told_config, tail=tail))
+    found = verdict(write_run(tmp_path, steps=range(1, steps + 1), events=events, settings=told_config, tail=tail))
     assert told(found, "run") == [one.replace("FOLDER", shlex.quote(str(tmp_path))) for one in sentences]
 
 

@@ -1,6 +1,8 @@
 """Checkpoints: whole or not there, with everything that going on needs."""
 
 import errno
+import hashlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from penalties.app.runs import Run, checkpoints
-from penalties.app.runs.checkpoints import commit, latest
+from penalties.app.runs import Run, checkpoints, disk
+from penalties.app.runs.checkpoints import commit, find, latest
 from penalties.app.runs.disk import RunError
 
 
@@ -31,6 +33,14 @@ def in_folder(folder: Path, name: str) -> str:
 
 def save(run: Run, step: int, state: Any = None, save_client: Any = in_folder, **notes: Any) -> None:
     commit(run, step, save_client, state or {}, notes, lambda: run.event(step, "checkpoint", "here"))
+
+
+def save_best(run: Run, step: int, best: int | None, keep: int = 2) -> None:
+    commit(run, step, in_folder, {}, {}, lambda: run.event(step, "checkpoint", "here"), keep=keep, best=best)
+
+
+def names(run: Run) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
 
 
 def test_without_one_there_is_none(run: Run) -> None:
@@ -106,6 +116,95 @@ def test_the_last_two_are_kept(run: Run) -> None:
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000006", "000008"]
 
 
+def test_the_best_is_kept_until_another_is(run: Run) -> None:
+    for step, best in ((2, 2), (4, 2), (6, 2), (8, 2)):
+        save_best(run, step, best)
+    assert names(run) == ["000002", "000006", "000008"]
+    save_best(run, 10, 10)
+    # A run that is resumed from step 8, because step 10 is damaged, still finds its best.
+    assert names(run) == ["000002", "000008", "000010"]
+    save_best(run, 12, 10)
+    assert names(run) == ["000010", "000012"]
+
+
+def test_one_that_is_to_be_kept_alone_is(run: Run) -> None:
+    for step in (2, 4, 6):
+        save_best(run, step, None, keep=1)
+    assert names(run) == ["000006"]
+
+
+def test_what_a_run_did_not_write_stays(run: Run) -> None:
+    (run.checkpoints / "mine").mkdir()
+    (run.checkpoints / "notes.txt").write_text("mine")
+    for step in (2, 4):
+        save_best(run, step, None, keep=1)
+    assert names(run) == ["000004", "mine", "notes.txt"]
+
+
+def test_later_ones_that_are_damaged_do_not_push_out_what_was_just_saved(run: Run) -> None:
+    save_best(run, 40, 40, keep=1)
+    save_best(run, 60, 40, keep=1)
+    (run.checkpoints / "000060" / "checkpoint.json").write_text("{")
+    save_best(run, 45, 45, keep=1)
+    assert names(run) == ["000045", "000060"]
+    found = latest(run)
+    assert found is not None
+    assert found.step == 45
+
+
+def test_a_damaged_one_names_no_best(run: Run) -> None:
+    save_best(run, 2, 2)
+    save_best(run, 4, 2)
+    (run.checkpoints / "000004" / "checkpoint.json").write_text("{")
+    save_best(run, 6, 6)
+    assert names(run) == ["000004", "000006"]
+
+
+class TestFind:
+    def test_the_best_goes_before_the_last(self, run: Run) -> None:
+        save_best(run, 2, None)
+        assert find(run).step == 2
+        save_best(run, 4, 4)
+        save_best(run, 6, 4)
+        assert [find(run, which).step for which in (None, "best", "last", 4, 6)] == [4, 4, 6, 4, 6]
+
+    def test_without_any_it_says_so(self, run: Run) -> None:
+        with pytest.raises(RunError, match="has no checkpoint yet") as raised:
+            find(run)
+        assert raised.value.status == 2
+
+    def test_without_a_best_one_it_says_what_to_take(self, run: Run) -> None:
+        save(run, 2)
+        with pytest.raises(RunError, match='no best checkpoint: set train.best_by, or take "last"') as raised:
+            find(run, "best")
+        assert raised.value.status == 2
+
+    def test_an_unknown_step_names_those_that_there_are(self, run: Run) -> None:
+        save(run, 2)
+        save(run, 4)
+        with pytest.raises(RunError, match="no checkpoint after 3 steps; there are those after 2 and 4") as raised:
+            find(run, 3)
+        assert raised.value.status == 2
+
+    def test_a_damaged_one_is_not_replaced_by_another(self, run: Run) -> None:
+        save_best(run, 2, 2)
+        save_best(run, 4, 2)
+        (run.checkpoints / "000002" / "client" / "model").write_text("other")
+        for which in (None, "best", 2):
+            with pytest.raises(RunError, match="after 2 steps cannot be used .*does not match its checksum"):
+                find(run, which)
+        assert find(run, "last").step == 4
+
+    def test_one_of_an_earlier_version_has_no_best(self, run: Run) -> None:
+        save(run, 2)
+        path = run.checkpoints / "000002" / "checkpoint.json"
+        about = json.loads(path.read_text())
+        del about["best"], about["checksum"]
+        digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+        path.write_text(json.dumps(about | {"checksum": digest.hexdigest()}))
+        assert find(run).best is None
+
+
 def test_a_damaged_one_gives_way_to_the_one_before(run: Run) -> None:
     save(run, 2)
     save(run, 4)
@@ -121,14 +220,38 @@ def test_a_damaged_one_gives_way_to_the_one_before(run: Run) -> None:
     assert again.step == 4
 
 
+def _flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _lengthen(path: Path) -> None:
+    path.write_text(path.read_text().replace('"log_size": ', '"log_size": 1'))
+
+
+def _linked(path: Path) -> None:
+    """Move a file away, and leave a link to it."""
+    path.rename(path.parents[3] / "away")
+    path.symlink_to(path.parents[3] / "away")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda folder: (folder / "client" / "model").write_text("?"), "client/model has 1 bytes; expected 11"),
+        (lambda folder: (folder / "client" / "model").write_text("?"), "client/model does not match its checksum"),
+        (lambda folder: _flip(folder / "state.safetensors"), "state.safetensors does not match its checksum"),
+        (lambda folder: _lengthen(folder / "checkpoint.json"), "checkpoint.json does not match its checksum"),
+        (lambda folder: _linked(folder / "client" / "model"), "client/model: it is a symbolic link"),
+        (lambda folder: _linked(folder / "client"), "client: it is a symbolic link"),
+        (lambda folder: _linked(folder / "checkpoint.json"), "checkpoint.json: it is a symbolic link"),
+        (lambda folder: (shutil.rmtree(folder), folder.write_text("")), "not a directory"),
+        (lambda folder: (shutil.rmtree(folder), shutil.copytree(folder.with_name("000002"), folder)), "after step 2"),
         (lambda folder: shutil.rmtree(folder / "client"), "model is missing"),
         (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors is missing"),
         (lambda folder: (folder / "checkpoint.json").unlink(), "checkpoint.json is missing"),
-        (lambda folder: (folder / "checkpoint.json").write_text('{"version": 1}'), "KeyError"),
+        (lambda folder: (folder / "checkpoint.json").write_text('{"version": 2}'), "does not match its checksum"),
     ],
 )
 def test_so_does_one_whose_files_are_not_those_that_were_written(run: Run, change: Any, reason: str) -> None:
@@ -139,6 +262,29 @@ def test_so_does_one_whose_files_are_not_those_that_were_written(run: Run, chang
     assert found is not None
     assert found.step == 2
     assert reason in found.damaged[0]
+
+
+@pytest.mark.parametrize("name", ["files", "step", "client", "log_size", "has_state", "notes"])
+@pytest.mark.parametrize("value", [None, [], 1.5, -1])
+def test_so_does_one_that_was_written_with_other_values(run: Run, name: str, value: Any) -> None:
+    for step in (2, 4):
+        save(run, step)
+    path = run.checkpoints / "000004" / "checkpoint.json"
+    about = json.loads(path.read_text()) | {name: value}
+    del about["checksum"]
+    path.write_text(json.dumps({**about, "checksum": checkpoints._checksum_of(about)}))
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert f"checkpoint.json has no {name}, or none that it can have" in found.damaged[0]
+
+
+def test_a_file_in_the_place_of_one_is_removed_like_any_other(run: Run) -> None:
+    (run.checkpoints / "000002").write_text("")
+    (run.checkpoints / ".000004.gone").write_text("")
+    for step in (2, 4, 6, 8):
+        save(run, step)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["000006", "000008"]
 
 
 def test_where_none_can_be_used_a_run_does_not_begin_again(run: Run) -> None:
@@ -155,9 +301,11 @@ def test_an_unreadable_disk_is_not_taken_for_damage(run: Run, monkeypatch: pytes
     def broken(path: Path) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "read_bytes", broken)
-    with pytest.raises(RunError, match="000002 cannot be read: .*Input/output error"):
-        latest(run)
+    for module in (checkpoints, disk):
+        monkeypatch.setattr(module, "open_plain" if module is checkpoints else "read_plain", broken)
+        with pytest.raises(RunError, match="000002 cannot be read: input/output error"):
+            latest(run)
+        monkeypatch.undo()
 
 
 def test_an_interruption_right_after_it_counts_leaves_it_and_the_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +327,8 @@ def test_an_interruption_right_after_it_counts_leaves_it_and_the_log(run: Run, m
 
 def test_a_checkpoint_of_another_version_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, 2)
-    monkeypatch.setattr(checkpoints, "_VERSION", 2)
-    with pytest.raises(RunError, match="000002 has version 1"):
+    monkeypatch.setattr(checkpoints, "_VERSION", 3)
+    with pytest.raises(RunError, match="000002 has version 2; this version of penalties reads 3"):
         latest(run)
 
 

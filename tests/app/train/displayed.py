@@ -14,11 +14,12 @@ class Terminal(io.StringIO):
 
 
 def step(number: int, value: float = 2.0, **terms: Any) -> dict[str, Any]:
+    """The record of a step, counted from 0 here."""
     kl = {"value": value / 2, "weight": 0.5, "contribution": value / 4, "grad_norm": 0.25, "custom": {}}
     kl |= {"grad_norm_weighted": 0.125, **terms}
     return {
         "kind": "step",
-        "step": number,
+        "step": number + 1,
         "seconds": 0.05,
         "tokens": 100,
         "learning_rate": 0.1,
@@ -32,12 +33,12 @@ def step(number: int, value: float = 2.0, **terms: Any) -> dict[str, Any]:
     }
 
 
-def event(kind: str, message: str = "something", number: int = 3) -> dict[str, Any]:
+def event(kind: str, message: str = "something", number: int = 4) -> dict[str, Any]:
     return {"kind": "event", "step": number, "event": kind, "message": message}
 
 
 def evaluation(number: int) -> dict[str, Any]:
-    return {**step(number), "kind": "eval"}
+    return {**step(number), "kind": "eval", "step": number}
 
 
 def skipped() -> dict[str, Any]:

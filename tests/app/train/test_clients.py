@@ -15,11 +15,13 @@ from penalties.app.runs.disk import RunError
 from penalties.app.train import Interrupted, train
 from penalties.app.train.clients import Local, Tinker, connect
 from penalties.errors import MissingLibraryError
-from penalties.training import Datum, LocalTrainingClient, ModelInput
+from penalties.training import Datum, LocalTrainingClient, ModelInput, OptimStepResponse
+from tests.servers.averaging import AveragingClient
 from tests.servers.protocol_server import ProtocolServer
 from tests.servers.service import Settings
 
-from ..stand_ins import killing, toy_config
+from ..data.tokenizers import model_folder
+from ..stand_ins import comparable, killing, toy_config
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,12 +102,96 @@ class TestBothBackends:
         assert done.count("forward") == 5 + 2 + 6 + 2
 
 
+class TestMicroBatches:
+    def test_have_the_curve_of_the_whole_batch(self, tmp_path: Path) -> None:
+        whole = train(toy_config(tmp_path, TERMS, learning_rate=0.01), tmp_path / "whole")
+        parts = train(toy_config(tmp_path, TERMS, learning_rate=0.01, micro_batch_tokens=12), tmp_path / "parts")
+        for one, other in zip(curve(parts), curve(whole), strict=True):
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+
+    def test_resume_to_the_bit(self, tmp_path: Path) -> None:
+        config = toy_config(tmp_path, TERMS, learning_rate=0.01, micro_batch_tokens=12)
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(3))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(run.records()) == comparable(whole.records())
+
+    def test_a_run_may_be_resumed_in_parts(self, tmp_path: Path) -> None:
+        with pytest.raises(Interrupted):
+            train(toy_config(tmp_path, TERMS), tmp_path / "run", progress=killing(3))
+        run = train(toy_config(tmp_path, TERMS, micro_batch_tokens=12), tmp_path / "run", resume=True)
+        assert list(run.records())[-1]["event"] == "finished"
+
+    def test_a_teacher_has_them_too(self, tmp_path: Path) -> None:
+        backend = connect(toy_config(tmp_path, micro_batch_tokens=3))
+        teacher = backend.another(ClientTable(kind="client", model="tiny", seed=3))
+        seen: list[int] = []
+        data = [Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})] * 2
+        teacher.forward(data).result()
+        embedding = teacher.model.get_base_model().get_input_embeddings()
+        embedding.register_forward_pre_hook(lambda module, args: seen.append(args[0].numel()))
+        teacher.forward(data).result()
+        backend.close("success")
+        assert seen == [2, 2]
+
+
+class Wordless(LocalTrainingClient):
+    """One that reports nothing about a step."""
+
+    def optim_step(self, adam_params: Any) -> Any:
+        return super().optim_step(adam_params).then(lambda _: OptimStepResponse())
+
+
+class TestProbe:
+    def serving(self, folder: Path, kind: type[LocalTrainingClient]) -> ProtocolServer:
+        return ProtocolServer(
+            lambda base, rank, seed: kind(base, rank=rank, seed=seed, checkpoints=folder / "served"),
+            Settings(api_key=KEY),
+        )
+
+    def probing(self, folder: Path, url: str) -> Config:
+        backend = BackendTable(kind="tinker", base_url=url, server="probe")
+        return toy_config(folder, TERMS, learning_rate=0.01).model_copy(update={"backend": backend})
+
+    @pytest.mark.parametrize(("kind", "found"), [(LocalTrainingClient, "sums"), (AveragingClient, "averages")])
+    def test_the_curve_is_the_same_however_the_server_reduces(
+        self, tmp_path: Path, server: ProtocolServer, kind: Any, found: str
+    ) -> None:
+        here = train(toy_config(tmp_path, TERMS, learning_rate=0.01), tmp_path / "here")
+        heard: list[str] = []
+        progress = SimpleNamespace(**vars(killing(0)) | {"say": heard.append})
+        with self.serving(tmp_path, kind) as other:
+            there = train(self.probing(tmp_path, other.url), tmp_path / "there", progress=progress)
+        assert f"the server {found}" in heard
+        for one, two in zip(curve(here), curve(there), strict=True):
+            assert one == pytest.approx(two, rel=1e-4, abs=1e-5)
+
+    def test_a_server_that_cannot_be_told_is_an_error(self, tmp_path: Path, server: ProtocolServer) -> None:
+        with self.serving(tmp_path, Wordless) as other:
+            backend = connect(self.probing(tmp_path, other.url))
+            with pytest.raises(RunError, match="reported nothing.*set backend"):
+                _ = backend.server
+            backend.close("errored")
+
+    def test_only_training_probes(self, tmp_path: Path, server: ProtocolServer) -> None:
+        backend = connect(self.probing(tmp_path, server.url))
+        backend.sample([[1, 2]], 1, {"max_tokens": 1})
+        assert {one.operation for one in server.executed}.isdisjoint({"forward_backward", "optim_step", "save_weights"})
+        assert backend.server == "sums"
+        done = len(server.executed)
+        assert "optim_step" in {one.operation for one in server.executed}
+        assert backend.server == "sums"
+        assert len(server.executed) == done
+        backend.close("success")
+
+
 class TestLocal:
     def test_is_made_as_the_config_says_and_loads_a_checkpoint(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)
         backend = connect(config)
         assert isinstance(backend, Local)
-        assert backend.server == "tinker"
+        assert backend.server == "sums"
         assert str(backend.device) == "cpu"
         assert backend.limit == 2048
         assert backend.gradients == "parameters"
@@ -123,6 +209,31 @@ class TestLocal:
             one.close("success")
         with pytest.raises(RuntimeError, match="closed"):
             teacher.forward([datum], "cross_entropy")
+
+    def test_bars_of_transformers_stay_out_of_what_is_printed(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        import transformers
+
+        folder = model_folder(tmp_path / "model")
+        capfd.readouterr()
+        made = toy_config(tmp_path)
+        config = made.model_copy(update={"model": made.model.model_copy(update={"name": str(folder)})})
+        assert transformers.logging.is_progress_bar_enabled()
+        backend = connect(config)
+        teacher = backend.another(ClientTable(kind="client", model=str(folder)))
+        backend.close("success")
+        assert teacher is not backend.client
+        assert capfd.readouterr() == ("", "")
+        assert transformers.logging.is_progress_bar_enabled()
+
+    def test_a_teacher_with_other_tokens_is_an_error(self, tmp_path: Path) -> None:
+        backend = connect(toy_config(tmp_path))
+        table = ClientTable(kind="client", model=str(model_folder(tmp_path / "model")))
+        with pytest.raises(RunError, match="has another vocabulary, of 259 tokens rather than 257") as raised:
+            backend.another(table)
+        backend.close("errored")
+        assert raised.value.status == 2
 
     def test_a_checkpoint_of_another_model_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="does not exist"):
@@ -244,6 +355,22 @@ class TestOtherSdks:
         backend = connect(self.config(tmp_path, monkeypatch, Deaf))
         with pytest.warns(UserWarning, match="could not close the session.*ConnectionError: with <TINKER_API_KEY>"):
             backend.close("success")
+
+    def test_a_probe_that_fails_repeats_no_key(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def failing(*_: Any, **__: Any) -> Any:
+            raise ConnectionError(f"with {KEY}")
+
+        methods = ("forward", "forward_backward", "optim_step", "save_state", "load_state_with_optimizer")
+
+        class Failing(Service):
+            def create_lora_training_client(self, model: str, rank: int, seed: int) -> Any:
+                return SimpleNamespace(**dict.fromkeys(methods, failing))
+
+        config = self.config(tmp_path, monkeypatch, Failing)
+        probing = config.model_copy(update={"backend": config.backend.model_copy(update={"server": "probe"})})
+        with pytest.raises(RunError, match=r"could not probe http://x: .*with <TINKER_API_KEY>") as raised:
+            _ = connect(probing).server
+        assert KEY not in str(raised.value)
 
     def test_an_interruption_stays_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         class Interrupting(Service):

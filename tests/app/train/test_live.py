@@ -166,3 +166,18 @@ class TestHistory:
         found = means(array.array("d", [1.0, math.nan, math.inf, 3.0, -math.inf]), 3)
         assert found[:2] == [1.0, 3.0]
         assert math.isnan(found[2])
+
+
+def test_samples_are_printed_above_the_table() -> None:
+    terminal = Terminal()
+    live = Live(terminal)
+    live.begin(Path("runs/demo"), 10, 0)
+    try:
+        live.record(step(0), "")
+        said = [{"prompt": "2 + 3 =", "text": " \x1b[2J5"}]
+        live.record({"kind": "samples", "step": 1, "samples": said, "metrics": {"exact_match": 0.5}}, "")
+    finally:
+        live.end()
+    shown = terminal.getvalue()
+    assert "samples after step 1: exact_match 0.5" in shown
+    assert "2 + 3 = → \\x1b[2J5" in shown

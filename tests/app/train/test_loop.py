@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("backends")
 class TestRun:
     def test_logs_every_step_evaluation_and_event(self, finished: Run) -> None:
         steps = records(finished, "step")
-        assert [record["step"] for record in steps] == list(range(6))
+        assert [record["step"] for record in steps] == list(range(1, 7))
         assert [record["step"] for record in records(finished, "eval")] == [0, 3, 6]
         assert events(finished) == ["checkpoint", "checkpoint", "checkpoint", "finished"]
         first = steps[0]
@@ -95,7 +95,7 @@ class TestRun:
         assert step["loss"]["regularizers"]["failing"]["value"] is None
         assert "as the test wants it" in step["errors"]["failing"]
         (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
-        assert warning["step"] == 4
+        assert warning["step"] == 5
         assert "failing was skipped" in warning["message"]
 
     def test_dominance_is_reported_once(self, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ class TestRun:
         run = train(toy_config(tmp_path, terms, gradients_every=1), tmp_path / "run")
         (warning,) = [record for record in records(run, "event") if record["event"] == "warning"]
         assert "huge dominates base_loss" in warning["message"]
-        assert warning["step"] == 2
+        assert warning["step"] == 3
 
     def test_bad_lines_that_were_left_out_are_reported(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path, data='on_bad_line = "skip"')
@@ -184,7 +184,7 @@ class TestEnding:
 
         class Pressing(Progress):
             def record(self, record: Any, line: str) -> None:
-                if record["kind"] == "step" and record["step"] == 2:
+                if record["kind"] == "step" and record["step"] == 3:
                     os.kill(os.getpid(), signal.SIGINT)
 
             def stopping(self) -> None:
@@ -204,7 +204,7 @@ class TestEnding:
     def test_ctrl_c_in_the_last_step_finishes_the_run(self, tmp_path: Path) -> None:
         class Pressing(Progress):
             def record(self, record: Any, line: str) -> None:
-                if record["kind"] == "step" and record["step"] == 5:
+                if record["kind"] == "step" and record["step"] == 6:
                     signal.raise_signal(signal.SIGTERM)
 
         run = train(toy_config(tmp_path), tmp_path / "run", progress=Pressing())
@@ -225,13 +225,29 @@ class TestEnding:
         with pytest.raises(TermFailed, match="at step 5: failing: .*as the test wants it"):
             train(toy_config(tmp_path, terms), tmp_path / "run")
         run = Run(tmp_path / "run")
-        assert [record["step"] for record in records(run, "step")] == [0, 1, 2, 3]
+        assert [record["step"] for record in records(run, "step")] == [1, 2, 3, 4]
         last = run.last()
         assert last is not None
         assert last["event"] == "failed"
         assert "as the test wants it" in last["message"]
         assert last["step"] == 4
         assert backends[0].status == "errored"
+
+    @pytest.mark.parametrize(
+        ("term", "every", "says"),
+        [
+            ("late", 10, "at step 3: late: the value is nan"),
+            ("late_gradient", 10, "at step 3: datum 0: the gradient of the loss is"),
+            ("late_gradient", 1, "at step 3: late_gradient: datum 0: the gradient of the loss is"),
+        ],
+    )
+    def test_a_number_that_is_not_finite_is_reported_with_its_step(
+        self, tmp_path: Path, term: str, every: int, says: str
+    ) -> None:
+        config = toy_config(tmp_path, f'[[term]]\nfn = "tests.app.terms:{term}"\n', gradients_every=every)
+        with pytest.raises(TermFailed, match=says) as raised:
+            train(config, tmp_path / "run")
+        assert not raised.value.finite
 
     def test_no_key_is_in_any_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TINKER_API_KEY", "tml-very-secret")

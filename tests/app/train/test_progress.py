@@ -51,6 +51,12 @@ class TestLines:
         assert found[1].endswith(" left")
         assert found[-1].endswith("tokens/s, 0:00 elapsed")
 
+    @pytest.mark.parametrize(("steps", "said"), [(1, "1 step"), (2, "2 steps")])
+    def test_begin_with_the_number_of_steps(self, steps: int, said: str) -> None:
+        out = io.StringIO()
+        Lines(out).begin(Path("run"), steps, 0)
+        assert out.getvalue() == f"run: {said}\n"
+
     def test_say_once_what_may_take_long(self) -> None:
         out = io.StringIO()
         lines = Lines(out)
@@ -127,7 +133,7 @@ class TestLines:
 
     def test_an_objective_without_a_base_has_none(self) -> None:
         loss = {key: part for key, part in step(0)["loss"].items() if key != "base_loss"}
-        assert spoken({"kind": "eval", "step": 1, "loss": loss}, 1) == "evaluation after step 1: loss 2.5, kl 1 (100%)"
+        assert spoken({"kind": "eval", "step": 1, "loss": loss}) == "evaluation after step 1: loss 2.5, kl 1 (100%)"
 
 
 class TestJSON:
@@ -199,10 +205,10 @@ class TestNumbers:
         assert pace.left() == "-:--"
         assert pace.tokens_per_second() == 0.0
         now[0] = 500.0  # loading the model is no step
-        pace.step({"step": 4, "tokens": 10, "seconds": 2.0})
+        pace.step({"step": 5, "tokens": 10, "seconds": 2.0})
         assert pace.left() == "0:10"
         now[0] += 4.0
-        pace.step({"step": 5, "tokens": 10, "seconds": 2.0})
+        pace.step({"step": 6, "tokens": 10, "seconds": 2.0})
         assert pace.left() == "0:12"
         assert pace.tokens_per_second() == pytest.approx(5.0)
 

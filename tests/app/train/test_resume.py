@@ -16,6 +16,8 @@ from penalties.app.train import start as start_module
 from penalties.app.train.progress import Progress
 from penalties.errors import InputError
 
+from ..configs import lines
+from ..data.test_sources import FORMS
 from ..stand_ins import (
     TERMS,
     Backend,
@@ -53,6 +55,32 @@ def interrupted(tmp_path: Path, after_five: Path) -> Config:
     """The config of that run, of which there is a copy in the folder `run`."""
     shutil.copytree(after_five, tmp_path / "run")
     return toy_config(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["list", "weights", "messages", "text", "parquet", "datasets"])
+def test_every_form_of_data_is_resumed_with_the_same_numbers(tmp_path: Path, form: str) -> None:
+    config = toy_config(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    if form == "messages":
+        talk = [[{"role": "user", "content": one["prompt"]}, {"role": "assistant", "content": "ok"}] for one in rows]
+        name = lines(tmp_path / "chat.jsonl", [{"messages": one} for one in talk]).name
+    elif form == "text":
+        name = lines(tmp_path / "mine.txt", [one["completion"] for one in rows]).name
+    elif form in FORMS:
+        name = FORMS[form](tmp_path / "mine", rows)
+    else:
+        name = lines(tmp_path / "more.jsonl", rows[:3]).name
+    path: Any = str(tmp_path / name)
+    changes: dict[str, Any] = {"path": path}
+    if form in ("list", "weights"):
+        changes = {"path": [config.data.path, path], "weights": [1.0, 2.0] if form == "weights" else None}
+    config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", progress=killing(3))
+    run = train(config, tmp_path / "run", resume=True)
+    assert comparable(list(run.records())) == comparable(list(whole.records()))
+    assert weights_of(run.folder, 6) == weights_of(whole.folder, 6)
 
 
 class TestResume:
@@ -195,9 +223,16 @@ class TestResume:
     def test_a_log_that_lost_lines_is_reported(self, tmp_path: Path, interrupted: Config) -> None:
         (tmp_path / "run" / "metrics.jsonl").unlink()
         run = train(interrupted, tmp_path / "run", resume=True)
-        assert [record["step"] for record in records(run, "step")] == [4, 5]
+        assert [record["step"] for record in records(run, "step")] == [5, 6]
         assert events(run)[:2] == ["resumed", "warning"]
-        assert "the log lacks" in records(run, "event")[1]["message"]
+        assert "the log is not as it was at that checkpoint" in records(run, "event")[1]["message"]
+
+    def test_so_is_one_that_gained_some_and_every_line_is_a_record(self, tmp_path: Path, interrupted: Config) -> None:
+        path = tmp_path / "run" / "metrics.jsonl"
+        path.write_text('{"kind": "note"}\n' + path.read_text())
+        run = train(interrupted, tmp_path / "run", resume=True)
+        assert [record["step"] for record in records(run, "step")] == list(range(1, 7))
+        assert events(run).count("warning") == 1
 
     def test_random_terms_draw_the_same_numbers(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path, '[[term]]\nfn = "tests.app.terms:drawing"\n')

@@ -5,13 +5,15 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from penalties import LossOutput, MissingLibraryError, telemetry
+from penalties import LossOutput, MissingLibraryError, Pipeline, Term, TermError, telemetry
 from penalties.app.config.tables import MLflowTable, OpenTelemetryTable, SinksTable, TensorBoardTable, WandbTable
 from penalties.app.train import Interrupted, train
 from penalties.app.train import sinks as sinks_module
@@ -57,12 +59,18 @@ def config_with(folder: Path, **sinks: Any) -> Any:
 def test_a_sink_gets_each_step_once_and_evaluations_under_their_own_names(tmp_path: Path, sink: Remembering) -> None:
     train(config_with(tmp_path, tensorboard=True), tmp_path / "run")
     steps = [step for step, row in sink.rows if "loss/total" in row]
-    assert steps == list(range(6))
+    assert steps == list(range(1, 7))
     evaluations = [(step, set(row)) for step, row in sink.rows if "loss/total" not in row]
     assert [step for step, _ in evaluations] == [0, 3, 6]
     assert all("eval/loss/base_loss" in names and all(n.startswith("eval/") for n in names) for _, names in evaluations)
     assert sink.closed
     assert not events.handlers
+
+
+def test_a_sink_gets_the_metrics_over_samples(tmp_path: Path, sink: Remembering) -> None:
+    more = '[sinks]\ntensorboard = true\n[samples]\nmetrics = ["exact_match"]\nmax_tokens = 2\n'
+    train(toy_config(tmp_path, more=more), tmp_path / "run")
+    assert [step for step, row in sink.rows if row == {"eval/exact_match": 0.0}] == [0, 3, 6]
 
 
 def test_a_sink_that_fails_is_reported_once_and_the_run_continues(
@@ -115,17 +123,15 @@ def test_a_sink_that_fails_at_any_point_is_reported_and_others_continue(
     assert not events.handlers
 
 
-def test_a_key_in_a_failure_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_a_failure_is_hidden_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(*_: Any) -> Any:
         raise RuntimeError("postgresql://me:long-secret@host refuses")
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:long-secret@host/runs")
     monkeypatch.setitem(sinks_module._MAKERS, "mlflow", make)
-    told: list[str] = []
-    with attached(SinksTable(mlflow=MLflowTable()), tmp_path, {}, report=told.append):
-        pass
-    assert "<MLFLOW_TRACKING_URI>@host refuses" in told[0]
-    assert "long-secret@" not in told[0]
+    run = train(config_with(tmp_path, mlflow=MLflowTable()), tmp_path / "run")
+    assert "<MLFLOW_TRACKING_URI>@host refuses" in run.metrics.read_text()
+    assert "long-secret" not in run.metrics.read_text()
 
 
 def test_a_library_that_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +184,7 @@ def test_tensorboard_forgets_the_steps_that_are_done_again(tmp_path: Path) -> No
             path.rename(path.with_name(f"{path.name}.{first}"))
     found = scalars(tmp_path / "tensorboard")
     steps = [step for tag, step in found if tag == "loss/total"]
-    # The one that it goes on with is there twice, since the evaluation after the checkpoint is to stay.
-    assert steps == [0, 1, 2, 2, 3, 4, 5]
+    assert steps == [1, 2, 3, 4, 5, 6]
     assert {step for tag, step in found if tag.startswith("eval/")} == {2}
 
 
@@ -204,7 +209,7 @@ def test_mlflow_has_one_run_after_an_interruption(tmp_path: Path, monkeypatch: p
     assert run.info.run_name == "run"
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "loss/total")
-    assert {metric.step for metric in history} == set(range(6))
+    assert {metric.step for metric in history} == set(range(1, 7))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -265,12 +270,21 @@ def test_mlflow_keeps_its_store_in_the_run_by_default(tmp_path: Path, monkeypatc
     assert sinks_module._store(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_wandb_writes_into_the_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = train(config_with(tmp_path, wandb=WandbTable(project="mine")), tmp_path / "run")
     (written,) = (run.folder / "wandb").glob("offline-run-*")
     assert list(written.glob("*.wandb"))
+
+
+def test_ids_that_are_not_an_object_detach_the_sink(tmp_path: Path) -> None:
+    (tmp_path / "sinks.json").write_text("[]")
+    told: list[str] = []
+    with attached(SinksTable(wandb=WandbTable()), tmp_path, {}, report=told.append):
+        pass
+    assert "sinks.json is not a JSON object; restore the file" in told[0]
 
 
 def test_wandb_has_one_run_that_is_resumed_and_shows_how_it_ended(
@@ -293,9 +307,9 @@ def test_wandb_has_one_run_that_is_resumed_and_shows_how_it_ended(
     assert codes == [1, 0]
 
 
-def test_opentelemetry_has_a_span_for_each_step_and_each_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Where OpenTelemetry's spans end up."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -307,17 +321,41 @@ def test_opentelemetry_has_a_span_for_each_step_and_each_evaluation(
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=3_600_000))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(trace, "get_tracer", lambda name: provider.get_tracer(name))
+    yield exporter
+    provider.shutdown()
+
+
+def test_a_span_has_the_error_of_a_term_without_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exporter: Any
+) -> None:
+    monkeypatch.setenv("SCORER_API_KEY", "sk-0123456789")
+
+    def failing(x: Any, *, key: str) -> Any:
+        raise RuntimeError(f"401 for {key}")
+
+    with attached(SinksTable(opentelemetry=OpenTelemetryTable()), tmp_path, {}) as sinks:
+        for key in ("sk-0123456789", "no-key-of-ours"):
+            with pytest.raises(TermError, match=key):
+                Pipeline([Term(failing, options={"key": key})])(np.ones(2))
+        sinks.flush()
+    leaked, other = (span.to_json() for span in exporter.get_finished_spans())
+    assert "401 for <SCORER_API_KEY>" in leaked
+    assert "sk-0123456789" not in leaked
+    assert "no-key-of-ours" in other
+    assert "Traceback" in other
+
+
+def test_opentelemetry_has_a_span_for_each_step_and_each_evaluation(tmp_path: Path, exporter: Any) -> None:
     train(config_with(tmp_path, opentelemetry=OpenTelemetryTable()), tmp_path / "run")
     with attached(SinksTable(opentelemetry=OpenTelemetryTable()), tmp_path, {}) as sinks:
         sinks.flush()
     spans = exporter.get_finished_spans()
     steps = [span for span in spans if span.name == "pipeline"]
-    assert [span.attributes["penalties.step"] for span in steps] == list(range(6))
+    assert [span.attributes["penalties.step"] for span in steps] == list(range(1, 7))
     assert all(len(span.events) >= 3 for span in steps)
     evaluations = [span for span in spans if span.name == "eval"]
     assert [span.attributes["penalties.step"] for span in evaluations] == [0, 3, 6]
     assert all("penalties.metrics.kl" in span.attributes for span in evaluations)
-    provider.shutdown()
 
 
 def test_without_sinks_nothing_is_attached(tmp_path: Path) -> None:

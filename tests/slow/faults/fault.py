@@ -1,6 +1,7 @@
 """What a fault is, and terms that are well beside it."""
 
 import asyncio
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -43,10 +44,23 @@ class Fault:
     alone: bool = False
     """Whether it harms others that run there, as documented, and is never mixed with them."""
     libraries: tuple[str, ...] = ("numpy", "torch", "jax")
+    ray: bool = True
+    """Whether it may run on a cluster, too, if it may in a process: some are about our own processes."""
 
     @property
     def name(self) -> str:
         return self.fn.__name__
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Every way to run it."""
+        return (*self.where, "ray") if "process" in self.where and self.ray and not self.alone else self.where
+
+    def on(self, way: str) -> "Fault":
+        """The same, as it shows there: what ends an actor is told in Ray's words."""
+        if way != "ray" or self.outcome not in (pn.WorkerLostError, pn.TermTimeoutError):
+            return self
+        return dataclasses.replace(self, says="", timeout=self.timeout and 1.0, costs=self.costs + 2.0)
 
 
 FAULTS: list[Fault] = []

@@ -35,7 +35,7 @@ async def waits(x: Any) -> Any:
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, "runs on", where=("async",), timeout=LATE, costs=1.5)
+@fault(pn.TermTimeoutError, "runs on", where=("async",), timeout=LATE, costs=0.8)
 async def waits_and_ignores_cancelling(x: Any) -> Any:
     while not released.is_set():
         with contextlib.suppress(asyncio.CancelledError):
@@ -43,32 +43,32 @@ async def waits_and_ignores_cancelling(x: Any) -> Any:
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, "runs on", where=("async",), timeout=LATE, costs=2.0, alone=True)
+@fault(pn.TermTimeoutError, "runs on", where=("async",), timeout=LATE, costs=0.8)
 async def blocks_the_loop(x: Any) -> Any:
     hang()
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, where=PROCESS, timeout=LATE, costs=5.0)
+@fault(pn.TermTimeoutError, where=PROCESS, timeout=LATE, costs=0.6)
 def holds_the_lock(x: Any) -> Any:
     # One call of C code, which no signal handler of Python's interrupts.
     return sum(range(10**11)) * squares(x)
 
 
-@fault(pn.TermTimeoutError, where=PROCESS, timeout=LATE, costs=5.0)
+@fault(pn.TermTimeoutError, where=PROCESS, timeout=LATE, costs=0.6)
 def ignores_termination(x: Any) -> Any:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hang()
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, where=PROCESS, timeout=LATE, costs=5.0)
+@fault(pn.TermTimeoutError, where=PROCESS, timeout=LATE, costs=0.6)
 def stops_itself(x: Any) -> Any:
     os.kill(os.getpid(), signal.SIGSTOP)
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, where=PROCESS, timeout=2.5, costs=3.0)
+@fault(pn.TermTimeoutError, where=PROCESS, timeout=2.5, costs=3.0, ray=False)
 def hangs_in_an_executor(x: Any) -> Any:
     with pn.Executor(max_workers=1) as executor:
         return executor.run(pn.Pipeline([pn.Term(hangs, runs="thread", timeout=60)]), {"x": x}).total

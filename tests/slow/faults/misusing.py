@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from .fault import CHATTER, FORKABLE, PROCESS, awaited, brought, fault, squares
 
 @fault(None, where=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_returns_twice(x: Any) -> Any:
-    os.fork()
+    _fork()
     return squares(x)
 
 
 @fault(None, where=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_exits(x: Any) -> Any:
-    child = os.fork()
+    child = _fork()
     if child == 0:
         os._exit(3)
     os.waitpid(child, 0)
@@ -33,7 +34,7 @@ def forks_and_exits(x: Any) -> Any:
 
 @fault(None, where=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_raises(x: Any) -> Any:
-    child = os.fork()
+    child = _fork()
     if child == 0:
         raise ValueError("in the child")
     os.waitpid(child, 0)
@@ -42,18 +43,24 @@ def forks_and_raises(x: Any) -> Any:
 
 @fault(None, where=PROCESS, costs=0.1, libraries=FORKABLE)
 def forks_and_leaves(x: Any) -> Any:
-    child = os.fork()
+    child = _fork()
     if child == 0:
         sys.exit(5)
     os.waitpid(child, 0)
     return squares(x)
 
 
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # JAX, where an earlier term has loaded it, warns that its threads are not forked.
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
 @fault(None)
 def prints_a_lot(x: Any) -> Any:
     for _ in range(100):
         print(CHATTER * 100)
-        print(CHATTER * 100, file=sys.stderr)
     return squares(x)
 
 
@@ -125,7 +132,7 @@ def runs_an_executor(x: Any) -> Any:
         return brought(x, executor.run(inner, {"x": x}).total, 2 * x)
 
 
-@fault(None, where=PROCESS, costs=3.0)
+@fault(None, where=PROCESS, costs=3.0, ray=False)
 def runs_processes(x: Any) -> Any:
     with pn.Executor(max_workers=1) as executor:
         return brought(x, executor.run(pn.Pipeline([pn.Term(squares, runs="process")]), {"x": x}).total, 2 * x)
@@ -134,4 +141,11 @@ def runs_processes(x: Any) -> Any:
 @fault(None, where=("thread", "process"))
 async def is_awaited_elsewhere(x: Any) -> Any:
     await asyncio.sleep(0.001)
+    return squares(x)
+
+
+@fault(pn.TermError, "raised ", where=("async",))
+async def stops_the_loop(x: Any) -> Any:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(60)
     return squares(x)

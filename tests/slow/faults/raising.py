@@ -1,6 +1,7 @@
 """Terms that raise."""
 
 import asyncio
+import os
 import sys
 import threading
 from typing import Any
@@ -28,6 +29,18 @@ class Speechless(Exception):
 
 class Root(BaseException):
     pass
+
+
+class Deadly(Exception):
+    """Ends the process that reads it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+@fault(pn.TermError, "raised Deadly: of its reader")
+def raises_deadly(x: Any) -> Any:
+    raise Deadly("of its reader")
 
 
 @fault(pn.TermError, "raised ValueError: three")

@@ -1,6 +1,9 @@
 """Terms that return what is no value, no number, or much of everything."""
 
+import os
+import resource
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,7 +101,7 @@ def returns_a_promise_of_garbage(x: Any) -> Any:
     return later()
 
 
-@fault(pn.TermError, "cannot pickle", where=PROCESS)
+@fault(pn.TermError, "cannot be sent", where=PROCESS)
 def returns_a_lock_as_state(x: Any, state: Any) -> Any:
     return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 1}, state=threading.Lock())
 
@@ -110,7 +113,59 @@ class Sour:
         return int, ("sour",)
 
 
-@fault(pn.TermError, where=PROCESS)
+class Deadly:
+    """Ends the process that reads it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+class Endless(dict[str, Any]):
+    """Ends neither when it is packed nor when it is read."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (60,)
+
+    def items(self) -> Any:
+        time.sleep(60)
+
+
+@fault(pn.TermError, "its result cannot be sent", where=PROCESS)
+def returns_deadly_state(x: Any, state: Any) -> Any:
+    return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 1}, state={"deep": [Deadly()]})
+
+
+@fault(pn.TermError, "its result cannot be sent", where=PROCESS)
+def returns_endless_state(x: Any, state: Any) -> Any:
+    return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 1}, state=Endless(a=1))
+
+
+@fault(pn.TermError, "Recursion", where=PROCESS)
+def returns_an_endless_nest(x: Any, state: Any) -> Any:
+    nest: list[Any] = []
+    for _ in range(100_000):
+        nest = [nest]
+    return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 1}, state=nest)
+
+
+# Without JAX: XLA ends its process where it cannot start a thread.
+@fault(
+    pn.TermError,
+    "could not be evaluated in a worker",
+    where=PROCESS,
+    costs=0.4,
+    ray=False,
+    libraries=("numpy", "torch"),
+)
+def keeps_more_than_it_may(x: Any, state: Any) -> Any:
+    kept = np.ones(8_000_000)
+    with open("/proc/self/statm") as numbers:
+        used = int(numbers.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), resource.RLIM_INFINITY))
+    return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 1}, state=kept)
+
+
+@fault(pn.TermError, "cannot be sent", where=PROCESS)
 def returns_sour_state(x: Any, state: Any) -> Any:
     return pn.Evaluation(x.sum(), gradient={"x": 0 * x + 1}, state=Sour())
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.training.clients import RemoteClient, plain_gradients
 
-SERVERS = [("tinker", False), ("skyrl", True)]
+SERVERS = [("tinker", False), ("sums", False), ("averages", True)]
 
 
 def squared(data: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:

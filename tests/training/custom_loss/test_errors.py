@@ -41,7 +41,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"server": "other"}, 'server="other"; expected "tinker" or "skyrl"'),
+            ({"server": "other"}, 'server="other"; expected "sums", "averages" or "tinker"'),
             ({"executor": 3}, "executor=3; expected an Executor"),
             ({"track_grad_norms": "yes"}, 'track_grad_norms="yes"'),
             ({"cosines": 1}, "cosines=1"),
@@ -95,7 +95,7 @@ class TestBadInput:
         client = RemoteClient(averages=True)
         with pytest.raises(pn.NonFiniteError, match="datum 0: the gradient of the loss is too large"):
             forward_backward_custom(
-                client, batch(3, 2), lambda d, lp: 1e38 * (lp[0] - lp[0].detach()).sum(), server="skyrl"
+                client, batch(3, 2), lambda d, lp: 1e38 * (lp[0] - lp[0].detach()).sum(), server="averages"
             )
         assert [name for name, _ in client.calls] == ["forward"]
 
@@ -133,7 +133,7 @@ class TestBadInput:
     def test_candidates_on_a_server_that_averages(self) -> None:
         client = RemoteClient(averages=True)
         with pytest.raises(pn.InputError, match="datum 0: has 3 targets per position"):
-            forward_backward_custom(client, [datum(0, 2, 3)], lambda d, lp: lp[0].sum(), server="skyrl")
+            forward_backward_custom(client, [datum(0, 2, 3)], lambda d, lp: lp[0].sum(), server="averages")
         assert client.calls == []
 
     @pytest.mark.parametrize(

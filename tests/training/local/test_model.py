@@ -212,3 +212,27 @@ def test_bytes_survive_encoding_and_decoding() -> None:
 def test_a_token_outside_the_vocabulary_raises(token: int) -> None:
     with pytest.raises(InputError, match=f"got token {token}; expected 0 to 256"):
         ByteTokenizer().decode([token])
+
+
+def test_the_tokenizer_of_the_built_in_model_is_saved_for_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from penalties.training.local.tiny import CONTEXT, ByteTokenizer
+
+    own = ByteTokenizer()
+    own.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.get_vocab() == own.get_vocab()
+    assert (loaded.eos_token_id, loaded.pad_token_id) == (own.eos_token_id, own.pad_token_id)
+    assert loaded.model_max_length == CONTEXT
+    # Every byte that UTF-8 has, and what other tokenizers add, drop or merge.
+    for text in ("".join(map(chr, range(0x500))), " leading,  double \n\t", "don't </s> 汉字 \U0001f600\u00ad", ""):
+        assert loaded.encode(text) == own.encode(text)
+        assert loaded.decode(own.encode(text)) == text
+    assert [loaded.decode([110, 256], skip_special_tokens=skip) for skip in (False, True)] == ["n<end>", "n"]
+    for tokens in ([110, 195, 65], [240, 159, 65, 200], [255, 110]):
+        assert loaded.decode(tokens) == own.decode(tokens)
+    talk = [{"role": "user", "content": " hi\n"}, {"role": "assistant", "content": "yes"}]
+    for answered in (False, True):
+        options = {"tokenize": False, "add_generation_prompt": answered}
+        assert loaded.apply_chat_template(talk, **options) == own.apply_chat_template(talk, **options)

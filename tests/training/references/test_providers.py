@@ -218,6 +218,16 @@ class TestTeacher:
         same(got(loaded.start(None, BATCH, step=1)), [truth(one) for one in BATCH])
         assert (len(loaded), teacher.count) == (3, 0)
 
+    def test_a_checksum_is_that_of_the_first_data_however_many_follow(self, tmp_path: Path) -> None:
+        provider, other = (references.client(Client(), cache=True) for _ in range(2))
+        got(provider.start(None, BATCH[:2], step=0))
+        first = provider.checksum(2)
+        got(provider.start(None, BATCH, step=1))
+        provider.save(tmp_path / "teacher.npz")
+        other.load(tmp_path / "teacher.npz")
+        assert provider.checksum(2) == other.checksum(2) == first
+        assert len({first, other.checksum(1), other.checksum(3)}) == 3
+
     def test_one_that_remembers_nothing_loads_nothing(self, tmp_path: Path) -> None:
         provider = references.client(Client())
         got(provider.start(None, BATCH, step=0))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from penalties.app.config import Config, DataError
-from penalties.app.data import Stream
+from penalties.app.data import Stream, prompt_tokens
 from penalties.training import Datum
 from penalties.training.local.tiny import ByteTokenizer
 
-from .configs import LINES, PAIRS, config, lines
+from ..configs import LINES, PAIRS, config, lines
 
 BYTES = ByteTokenizer()
 DPO = '[references]\ninitial = { kind = "initial" }\n[train]\nloss = "dpo"\nbatch_size = 2\n'
@@ -369,6 +369,25 @@ class TestFiles:
         assert len(held) == 2000
         assert kept < 200_000
         assert peak < 500_000
+
+
+class TestPrompts:
+    def test_begin_as_the_data_do(self, tmp_path: Path) -> None:
+        for tokenizer, before in ((BYTES, []), (Beginning(), [255]), (Plain(), [])):
+            assert prompt_tokens(tokenizer, "ab") == [*before, 97, 98]
+            datum = stream(tmp_path, data=[{"prompt": "ab", "completion": "c"}], tokenizer=tokenizer).batch(0)[0]
+            assert datum.model_input.to_ints()[: len(before) + 2] == [*before, 97, 98]
+
+    def test_of_held_out_lines(self, tmp_path: Path) -> None:
+        assert stream(tmp_path).held_out(5) == []
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        lines(tmp_path / "eval.jsonl", [*LINES[:2], {"text": "no prompt"}, {"messages": talk}, LINES[2]])
+        made = stream(tmp_path, '[data]\npath = "lines.jsonl"\neval_path = "eval.jsonl"')
+        assert made.held_out(2) == [("say one:", " one"), ("say two:", " two")]
+        assert made.held_out(4) == [*made.held_out(2), ((talk[0],), "b")]
+        assert len(made.held_out(99)) == 4
+        assert not made.chat
+        assert stream(tmp_path, data=[{"messages": talk}, LINES[0]]).chat
 
 
 def everything(made: Config) -> Iterator[Datum]:

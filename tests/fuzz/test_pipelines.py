@@ -7,14 +7,16 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import penalties as pn
 from penalties.functional.penalty import facts_of
 from penalties.pipeline.catalogue import BUILT_IN
 from penalties.pipeline.term import weight_at
+from tests.fuzz.cases import seeds
 
 STEP = 3
+many = settings(max_examples=len(seeds(30)))
 
 _random = np.random.default_rng(0)
 _scores = [_random.normal(size=(3, 4)) for _ in range(4)]
@@ -24,6 +26,8 @@ INPUTS = {
     "p": pn.renormalize(_scores[2]),
     "q": pn.renormalize(_scores[3]),
     "rows": np.array([1.0, 0.0, 2.0]),
+    "labels": np.array([1, -100, 3]),
+    "scalar": np.array(1.25),
 }
 NAMES = [name for name, fn in BUILT_IN.items() if not facts_of(fn).needs_gradient]  # type: ignore[union-attr]
 
@@ -40,9 +44,15 @@ weights = st.one_of(
 def terms(draw: Any, name: str) -> pn.Term:
     fn = draw(st.sampled_from(NAMES))
     plain = pn.Term(fn)
-    distribution = facts_of(plain.fn).distribution  # type: ignore[union-attr]
+    facts = facts_of(plain.fn)
+    assert facts is not None
+    distribution = facts.distribution
     readable = ["p", "q"] if distribution else ["p", "q", "x", "nest.first.part", "nest.second.0"]
-    inputs = {parameter: draw(st.sampled_from(readable)) for parameter in plain.inputs}
+    reduces = "reduction" in facts.defaults
+    inputs = {
+        parameter: "labels" if parameter in facts.labels else draw(st.sampled_from(readable if reduces else ["scalar"]))
+        for parameter in plain.inputs
+    }
     if distribution and "mask" in plain.unmapped and draw(st.booleans()):
         inputs["mask"] = "rows"
     term = pn.Term(
@@ -50,7 +60,7 @@ def terms(draw: Any, name: str) -> pn.Term:
         draw(weights),
         name,
         inputs,
-        {"reduction": draw(st.sampled_from(["sum", "mean"]))},
+        {"reduction": draw(st.sampled_from(["sum", "mean"]))} if reduces else {},
         enabled=draw(st.booleans()) or draw(st.booleans()),
         every=draw(st.sampled_from([1, 1, STEP, 2])),
         on_error=draw(st.sampled_from(["raise", "skip"])),
@@ -88,6 +98,7 @@ def inner(term: pn.Term) -> pn.Term:
     return inner(term.fn.term) if hasattr(term.fn, "term") else term
 
 
+@many
 @given(pipelines())
 def test_the_total_is_the_weighted_sum(pipeline: pn.Pipeline) -> None:
     due = [term for term in pipeline if term.enabled and STEP % term.every == 0]
@@ -97,6 +108,7 @@ def test_the_total_is_the_weighted_sum(pipeline: pn.Pipeline) -> None:
     assert run(pipeline).total == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
+@many
 @given(pipelines())
 def test_a_configuration_makes_the_same_pipeline(pipeline: pn.Pipeline) -> None:
     again = pn.Pipeline.from_config(json.loads(json.dumps(pipeline.to_config())))
@@ -105,6 +117,7 @@ def test_a_configuration_makes_the_same_pipeline(pipeline: pn.Pipeline) -> None:
     assert pickle.loads(pickle.dumps(pipeline)) == pipeline
 
 
+@many
 @given(pipelines(), st.data())
 def test_edits_take_each_other_back(pipeline: pn.Pipeline, data: Any) -> None:
     if not len(pipeline):
@@ -121,6 +134,7 @@ def test_edits_take_each_other_back(pipeline: pn.Pipeline, data: Any) -> None:
     assert pipeline.remove(name).add(term).remove(name) == pipeline.remove(name)
 
 
+@many
 @given(pipelines(), st.data())
 def test_the_total_is_linear_in_a_weight(pipeline: pn.Pipeline, data: Any) -> None:
     if not len(pipeline):
@@ -133,6 +147,7 @@ def test_the_total_is_linear_in_a_weight(pipeline: pn.Pipeline, data: Any) -> No
     assert total(3.0) - total(1.0) == pytest.approx(2 * (total(2.0) - total(1.0)), rel=1e-9, abs=1e-6)
 
 
+@many
 @given(pipelines())
 def test_renamed_inputs_give_the_same_numbers(pipeline: pn.Pipeline) -> None:
     def renamed(term: pn.Term) -> pn.Term:
@@ -143,6 +158,7 @@ def test_renamed_inputs_give_the_same_numbers(pipeline: pn.Pipeline) -> None:
     assert moved(batch=INPUTS, step=STEP).read().metrics() == run(pipeline).metrics()
 
 
+@many
 @given(pipelines())
 def test_a_second_call_with_the_state_of_the_first_repeats(pipeline: pn.Pipeline) -> None:
     state = run(pipeline).state

@@ -1,0 +1,70 @@
+"""Lightning on two processes, which really are two."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+from . import cases, worker
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Any]]:
+    """What each of the two ranks saved."""
+    folder, root = tmp_path_factory.mktemp("ranks"), Path(__file__).parents[3]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    path = os.pathsep.join([str(root), *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    result = subprocess.run(
+        [*command, worker.__name__, str(folder)], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize(("accumulation", "epochs"), worker.EPOCHS.items())
+def test_both_end_where_a_loop_by_hand_ends(runs: Any, accumulation: int, epochs: int) -> None:
+    windows = cases.windows(worker.BATCHES, accumulation, ranks=2)
+    expected, losses = cases.by_hand(windows * epochs, accumulation)
+    assert len(losses) >= 10
+    for rank in runs:
+        torch.testing.assert_close(rank[accumulation]["parameters"], [p.detach() for p in expected.parameters()])
+        assert rank[accumulation]["logged"]["loss/total"] == pytest.approx(losses[-1])
+
+
+def test_norms_and_cosines_are_those_of_both_processes_together(runs: Any) -> None:
+    model = cases.network()
+    ((micro,), *_) = cases.windows(worker.BATCHES, 1, ranks=2)
+    x, y = (torch.cat(parts) for parts in zip(*micro, strict=True))
+    logits = model(x)
+    terms = {
+        "base_loss": mse_loss(logits, y),
+        "decay": sum(p.square().sum() for p in model.parameters()),
+        "size": logits.abs().sum(),
+        "level": logits.square().mean(),
+    }
+    gradients = {}
+    for name, term in terms.items():
+        found = torch.autograd.grad(term, list(model.parameters()), retain_graph=True)
+        gradients[name] = torch.cat([gradient.flatten() for gradient in found])
+    norms = {f"grad_norm/{name}": gradient.norm().item() for name, gradient in gradients.items()}
+    cosine = torch.cosine_similarity(gradients["base_loss"], gradients["size"], dim=0).item()
+    for rank in runs:
+        logged = rank["norms"]["logged"]
+        assert {name: logged[name] for name in norms} == pytest.approx(norms)
+        assert logged["grad_cos/base_loss__size"] == pytest.approx(cosine)
+
+
+def test_a_resumed_run_continues_exactly_with_its_state(runs: Any) -> None:
+    for rank in runs:
+        assert rank["resumed"]["logged"] == rank["whole"]["logged"]
+        assert rank["saved"]["logged"]["loss/slow"] != rank["whole"]["logged"]["loss/slow"]
+        for one, other in zip(rank["resumed"]["parameters"], rank["whole"]["parameters"], strict=True):
+            assert torch.equal(one, other)
+    # The state is that of both.
+    assert runs[0]["whole"]["logged"]["loss/slow"] == runs[1]["whole"]["logged"]["loss/slow"]

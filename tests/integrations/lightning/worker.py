@@ -1,0 +1,60 @@
+"""One of two processes that train together; torchrun starts it. Saves the parameters and what was logged."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+import penalties as pn
+
+from . import cases
+
+EPOCHS = {1: 1, 4: 4, 8: 5}
+"""By the number of micro-batches: at least ten steps, with a shorter last window in each epoch."""
+BATCHES = 10
+
+
+def stateful() -> pn.Term:
+    return pn.EMA(pn.Term(pn.l2, name="slow", weight=0.1, inputs="logits", scope="mean"), decay=0.5)
+
+
+def main(folder: Path) -> None:
+    runs: dict[Any, Any] = {}
+    for accumulation, epochs in EPOCHS.items():
+        runs[accumulation] = finished(folder, cases.terms(), accumulate_grad_batches=accumulation, max_epochs=epochs)
+    runs["norms"] = finished(folder, cases.terms(), limit_train_batches=1, norms_at="params")
+    saved = folder / "saved.ckpt"
+    for name, epochs, resume in (("whole", 4, None), ("saved", 2, None), ("resumed", 4, saved)):
+        options = {"accumulate_grad_batches": 4, "max_epochs": epochs}
+        runs[name] = finished(folder, cases.terms(stateful()), resume=resume, save=saved, **options)
+    torch.save(runs, folder / f"rank{runs[1]['rank']}.pt")
+
+
+def finished(
+    folder: Path,
+    terms: pn.Pipeline,
+    *,
+    norms_at: str | None = None,
+    resume: Path | None = None,
+    save: Path | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    model = cases.Model(terms, norms_at=norms_at)
+    trainer = cases.trainer(folder, devices=2, strategy="ddp", use_distributed_sampler=False, **options)
+    data = cases.points(2 * BATCHES)
+    # Rows in turn; Lightning's own sampler shuffles them.
+    mine = Subset(data, range(trainer.global_rank, len(data), 2))
+    trainer.fit(model, cases.loader(mine), ckpt_path=resume, weights_only=False if resume else None)
+    if save is not None and resume is None:
+        trainer.save_checkpoint(save)
+    return {
+        "rank": trainer.global_rank,
+        "parameters": [p.detach().clone() for p in model.layers.parameters()],
+        "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
