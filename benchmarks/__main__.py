@@ -6,6 +6,7 @@ the figures then mean nothing, and limits are not checked.
 
 import argparse
 import importlib
+import importlib.util
 import os
 import platform
 import sys
@@ -27,10 +28,16 @@ BENCHMARKS = (
     "packing",
     "pipeline",
     "gradient_norms",
+    "logits",
+    "optimizers",
+    "capture",
     "execution",
     "custom_loss",
     "train",
+    "huggingface",
+    "lightning",
     "sdk",
+    "gpu",
 )
 
 
@@ -42,8 +49,9 @@ def main() -> int:
     effort.add_argument("--tiny", action="store_true", help="once, and without limits")
     arguments = parser.parse_args()
     for name in arguments.names:
-        if name not in BENCHMARKS:
-            parser.error(f"unknown benchmark {name!r}; expected {', '.join(BENCHMARKS)}")
+        first, _, part = name.partition(".")
+        if first not in BENCHMARKS or (part and importlib.util.find_spec(f"benchmarks.{name}") is None):
+            parser.error(f"unknown benchmark {name!r}; expected {', '.join(BENCHMARKS)}, or a part, as gpu.sizes")
     scale = 0.0 if arguments.tiny else 0.2 if arguments.quick else 1.0
 
     from .harness import show

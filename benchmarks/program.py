@@ -22,7 +22,7 @@ def run(scale: float) -> list[Row]:
         compare("import penalties", numpy, _python("-c", "import numpy, penalties"), **_ms(seconds, 100.0)),
         compare("import, first use", numpy, _python("-c", "import numpy, penalties; penalties.l1"), **_ms(seconds)),
         compare("penalties --help", bare, _python(*program, "--help"), **_ms(seconds, 150.0)),
-        compare("penalties check, the demo", bare, _python(*program, "check", "-q"), **_ms(seconds)),
+        compare("penalties check, the demo", bare, _python(*program, "check", "-q", "--no-model"), **_ms(seconds)),
         *_report(scale),
     ]
 

@@ -34,6 +34,7 @@ name = {model}
 device = "cpu"
 [data]
 path = "data.jsonl"
+sampled = true
 [train]
 steps = 1_000_000
 batch_size = {lines}
