@@ -30,6 +30,8 @@ def example(name: str) -> tuple[Any, ...]:
     if facts:
         return facts.example()
     probabilities = np.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
+    if name == "target_logprobs":
+        return np.log(probabilities), np.array([2, 0])
     return (probabilities,) if name == "safe_log" else (np.log(probabilities),)
 
 
