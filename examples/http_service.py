@@ -35,7 +35,7 @@ FAILURES = {
 }
 
 # The term has the timeout. A connection that outlived its request would belong to
-# the executor's event loop, and could not be closed after that has ended.
+# an event loop of the executor, and could not be closed after that has ended.
 CLIENT = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
 
 

@@ -45,19 +45,18 @@ def predict(params: Any, x: Any) -> Any:
     return x @ params["coefficients"] + params["bias"]
 
 
-def loss(params: Any, x: Any, y: Any, weights: Any) -> tuple[Any, pn.LossOutput]:
-    """The total to differentiate, and the whole output beside it."""
+def objective(params: Any, x: Any, y: Any, weights: Any) -> pn.LossOutput:
+    """The output whose total is minimized."""
     global traces
     traces += 1  # runs when JAX traces this function, not when the compiled code runs
-    out = PIPELINE(prediction=predict(params, x), target=y, coefficients=params["coefficients"], weights=weights)
-    return out.total, out
+    return PIPELINE(prediction=predict(params, x), target=y, coefficients=params["coefficients"], weights=weights)
 
 
 @jax.jit
 def step(params: Any, x: Any, y: Any, weights: Any, rate: Any) -> tuple[Any, pn.LossOutput]:
-    """Plain gradient descent."""
-    (_, out), gradient = jax.value_and_grad(loss, has_aux=True)(params, x, y, weights)
-    return jax.tree.map(lambda p, g: p - rate * g, params, gradient), out
+    """Plain gradient descent, with the norm of each term's gradient at the parameters."""
+    out = pn.gradients.at_parameters(objective, params, x, y, weights)
+    return jax.tree.map(lambda p, g: p - rate * g, params, out.gradient), out
 
 
 def train(x: Any, y: Any, *, penalised: bool) -> Any:
