@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["examples", "translated", "write"]
+__all__ = ["examples", "pair", "translated", "write"]
 
 _TEXT: Final = """
 apple bear bird blue bread bright brown butter candle castle cat chair cheese child clear cloud coat cold cow
@@ -52,11 +52,23 @@ def examples(count: int = COUNT, seed: int = 0) -> Iterator[dict[str, str]]:
             yield {"prompt": f"{phrase} =", "completion": f" {' '.join(map(translated, words))}"}
 
 
+def pair(example: dict[str, str]) -> dict[str, str]:
+    """A phrase with its translation as the chosen completion, and a common mistake as the rejected one.
+
+    >>> pair({"prompt": "blue sky =", "completion": " ueblay yskay"})
+    {'prompt': 'blue sky =', 'chosen': ' ueblay yskay', 'rejected': ' blueay skyay'}
+    """
+    words = example["prompt"].split()[:-1]
+    mistake = "".join(f" {word}ay" for word in words)
+    return {"prompt": example["prompt"], "chosen": example["completion"], "rejected": mistake}
+
+
 def write(folder: Path) -> None:
-    """Write the lines to train on, and those that are held out."""
-    lines = [json.dumps(example) for example in examples()]
-    for name, some in (("pig_latin.jsonl", lines[HELD_OUT:]), ("pig_latin_eval.jsonl", lines[:HELD_OUT])):
-        (folder / name).write_text("".join(f"{line}\n" for line in some))
+    """Write the lines to train on, and those that are held out; and pairs of the same phrases."""
+    phrases = list(examples())
+    for name, lines in (("pig_latin", phrases), ("pig_latin_pairs", [pair(one) for one in phrases])):
+        for suffix, some in (("", lines[HELD_OUT:]), ("_eval", lines[:HELD_OUT])):
+            (folder / f"{name}{suffix}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in some))
 
 
 if __name__ == "__main__":
