@@ -33,6 +33,7 @@ class Part:
     where: str
     on_error: str = "raise"
     weight: float = 1.0
+    idempotent: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Trial:
             if part.where == "async":
                 fn, runs = awaited(fn), "inline" if len(terms) % 2 else "async"
             about: Any = {"runs": runs, "on_error": part.on_error, "timeout": _timeout(part)}
+            about["idempotent"] = part.idempotent
             terms.append(pn.Term(fn, part.weight, name=name, inputs="x", **about))
         return pn.Pipeline(terms)
 
@@ -139,9 +141,9 @@ def term(fn: Callable[..., Any], where: str, **more: Any) -> pn.Term:
     )
 
 
-def probe(executor: pn.Executor, seed: int = 0, ways: Sequence[str] = EVERYWHERE) -> None:
+def probe(executor: pn.Executor, seed: int = 0, ways: Sequence[str] = EVERYWHERE, *, idempotent: bool = False) -> None:
     """Right after anything, a call gives the right number wherever its terms run."""
-    parts = tuple(Part(squares, where, weight=0.5) for where in ways)
+    parts = tuple(Part(squares, where, weight=0.5, idempotent=idempotent) for where in ways)
     attempt(executor, Trial(parts, "torch", "backward", random.Random(seed).choice((SMALL, LARGE)), seed))
 
 
