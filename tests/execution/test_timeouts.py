@@ -114,7 +114,7 @@ class TestTimeout:
 
         first = pn.Term(slow, name="first", runs="thread")
         late = pn.Term(slow, name="late", runs="thread", timeout=0.1)
-        with pytest.raises(pn.TermTimeoutError, match=r"late: took 0\.3\d* s; expected at most 0\.1 s"):
+        with pytest.raises(pn.TermTimeoutError, match=r"late: took [\d.]+ s; expected at most 0\.1 s"):
             executor.run(pn.Pipeline([first, late]), np.ones(1))
 
     def test_waiting_for_a_thread_does_not_count(self) -> None:

@@ -97,7 +97,8 @@ def lookup(reader: str, inputs: Mapping[str, Any], name: str) -> Any:
         if root in inputs:
             return _follow(reader, name, root, inputs[root], parts[depth:])
     given = ", ".join(f'"{key}"' for key in inputs) if inputs else "none"
-    raise InputError(f'{reader}: no input is named "{name}"; given: {given}{did_you_mean(name, inputs)}')
+    near = did_you_mean(name, inputs) or did_you_mean(parts[0], inputs)
+    raise InputError(f'{reader}: no input is named "{name}"; given: {given}{near}')
 
 
 def _follow(reader: str, name: str, reached: str, nest: Any, parts: list[str]) -> Any:
@@ -129,6 +130,7 @@ def _step(reader: str, name: str, reached: str, nest: Any, parts: list[str]) -> 
         if hasattr(nest, part):
             return getattr(nest, part), 1
         inside = described(nest)
+        hint = did_you_mean(part, [attribute for attribute in dir(nest) if not attribute.startswith("_")])
     raise InputError(f'{reader}: the input "{name}" has no part "{part}"; {reached} holds {inside}{hint}')
 
 
