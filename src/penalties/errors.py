@@ -27,9 +27,9 @@ __all__ = [
 
 
 FIRST_ORDER: Final = (
-    "second derivatives are unavailable: the gradient of this value was computed with it, by value_and_grad, by a term "
-    "that ran elsewhere or returned its own gradient, by a kernel, which PENALTIES_KERNELS=off turns off, or in blocks "
-    "over Logits, in place of which you can pass logits.materialize()"
+    "second derivatives are unavailable: this value came with its gradient, from value_and_grad, a kernel, blocks over "
+    "Logits, or a term that ran elsewhere or returned its own. Call the pipeline itself with terms that run inline, "
+    "set PENALTIES_KERNELS=off, or pass logits.materialize()"
 )
 
 

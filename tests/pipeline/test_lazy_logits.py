@@ -375,7 +375,7 @@ class TestInAPipeline:
         leaves = learned(student)
         total = pn.Pipeline([PIPELINE["entropy"]])(student=student).total
         slopes = torch.autograd.grad(total, leaves, create_graph=True)
-        with pytest.raises(pn.GradientError, match=r"in blocks over Logits, .* logits.materialize\(\)"):
+        with pytest.raises(pn.GradientError, match=r"blocks over Logits, .* logits.materialize\(\)"):
             slopes[0].square().sum().backward()
 
     @pytest.mark.parametrize(

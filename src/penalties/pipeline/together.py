@@ -72,7 +72,7 @@ def evaluate_together(
     roots = [INPUT] if inputs.alone else [name for name in given.named if _is_read(name, terms, given)]
     named = {name: given.named[name] for name in roots}
     names = () if targets is None else tuple(targets.nests)
-    # Weights are no part of the graph.
+    # The graph does not include weights.
     run = _group(one, tuple(term.with_weight(1.0) for term in terms), inputs.alone, names)
     try:
         found = run(named)

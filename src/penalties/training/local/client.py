@@ -275,7 +275,7 @@ class LocalTrainingClient:
         return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
 
     def _unchanged(self) -> Callable[[], None]:
-        """What raises once the parameters are others than now."""
+        """A check that raises once the parameters have changed."""
         before = self._changes
 
         def check() -> None:
