@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from penalties.app.catalogue.examples import EXAMPLES
+from penalties.app.catalogue.entries import entries
 from penalties.app.config import find
 from penalties.app.config.options import SHIPPED, options_of
 from penalties.app.config.schema import FILE, schema, written
@@ -16,6 +16,7 @@ from penalties.app.config.schema import FILE, schema, written
 from ..configs import write
 from .test_problems import STRUCTURE
 
+EXAMPLES = {(entry.kind, entry.name): entry.example for entry in entries() if entry.example}
 VALIDATOR = jsonschema.Draft202012Validator(schema())
 
 
