@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .config import Config
     from .tables import TermTable
 
-__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE", "arguments", "base_term", "estimates"]
-__all__ += ["is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
+__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE", "arguments", "base_term"]
+__all__ += ["estimates", "is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
 
 INPUTS: Final[Mapping[str, str]] = {
     "logprobs": "log-probabilities of the targets, one tensor per datum",
