@@ -16,7 +16,7 @@ from penalties.app.config.options import SHIPPED, inputs_of, wrong_value
 from penalties.app.data import Stream
 from penalties.errors import OptionError
 from penalties.functional.penalty import facts_of
-from penalties.pipeline import Term
+from penalties.pipeline import Pipeline, Term
 from penalties.pipeline.catalogue import BUILT_IN
 from penalties.training import LocalTrainingClient, adapters, forward_backward_custom, losses
 from penalties.training.objective import objective_of
@@ -134,6 +134,14 @@ def check_example(folder: Path, client: LocalTrainingClient, name: str, text: st
 @pytest.mark.parametrize(("kind", "name"), EXAMPLES, ids=map("-".join, EXAMPLES))
 def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind: str, name: str) -> None:
     check_example(tmp_path, client, name, EXAMPLES[kind, name])
+
+
+@pytest.mark.parametrize("name", [name for kind, name in EXAMPLES if kind in ("penalty", "batch")])
+def test_the_example_of_a_penalty_is_a_pipeline_in_the_library_too(tmp_path: Path, name: str) -> None:
+    text = next(EXAMPLES[kind, name] for kind in ("penalty", "batch") if (kind, name) in EXAMPLES)
+    given = tomllib.loads(text)
+    if given:
+        assert Pipeline.from_config(given["term"]) == config(tmp_path, text + REFERENCES).pipeline()
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
