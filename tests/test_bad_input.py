@@ -373,6 +373,7 @@ def test_errors_survive_pickling() -> None:
     for error in (
         pn.OptionError("l1", "reduction", "avg", '"sum"'),
         pn.NonFiniteError("nan", "validate: nan"),
+        pn.NonFiniteError("inf", "the value is inf", "l1"),
         pn.ShapeError("l1: x"),
     ):
         again = pickle.loads(pickle.dumps(error))

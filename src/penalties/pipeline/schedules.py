@@ -299,7 +299,8 @@ def from_config(table: Mapping[str, Any], weight: float = 1.0, *, steps: int | N
     arguments = {**_defaults(kind, weight, steps), **given}
     for key in keys:
         if key not in arguments:
-            outside = " outside the program, which knows the steps of its run" if kind in _LONG and key == "steps" else ""
+            length = kind in _LONG and key == "steps"
+            outside = " outside the program, which knows the steps of its run" if length else ""
             raise OptionError(kind, key, None, f"a value: this key is required{outside}")
     if kind == "piecewise":
         return piecewise(_with_whole_steps(arguments["values"]))
