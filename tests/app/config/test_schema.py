@@ -26,7 +26,8 @@ def valid(text: str) -> bool:
 
 
 def test_the_file_is_current() -> None:
-    assert FILE.read_text(encoding="utf-8") == written(), "run: penalties schema --out src/penalties/app/schema.json"
+    again = "run: penalties schema --out src/penalties/app/config/schema.json"
+    assert FILE.read_text(encoding="utf-8") == written(), again
 
 
 def test_it_is_a_schema() -> None:
