@@ -32,7 +32,7 @@ def _usual(facts: Facts) -> str:
     """The lines of a penalty that declares none."""
     example = facts.example()
     # A function, labels or a number that exists already are not in a config.
-    arrays = all(isinstance(part, np.ndarray) and part.ndim and part.dtype.kind == "f" for part in example)
+    arrays = all(np.ndim(part) and np.asarray(part).dtype.kind == "f" for part in example)
     if not arrays or len(example) > len(_ARRAYS):
         return _NO_INPUTS
     inputs = (_SAMPLED if facts.estimates else _ARRAYS)[: len(example)]
