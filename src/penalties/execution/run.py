@@ -242,9 +242,7 @@ def _first_failure(
 
 
 def _not_finite(job: Job, number: float) -> NonFiniteError:
-    error = NonFiniteError.of(number, f"{job.term.name}: the value is {number:g}")
-    error.term = job.term.name
-    return error
+    return NonFiniteError.of(number, f"the value is {number:g}", job.term.name)
 
 
 def _read(term: Term, inputs: CallInputs, step: int | None) -> dict[str, Any]:

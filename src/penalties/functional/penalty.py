@@ -112,7 +112,7 @@ class Facts:
     """What it sums over the classes, from all of its options; None where these options have no such form."""
 
     config: str = ""
-    """The lines after `fn` of a `[[term]]` table that uses it, or a comment that names what to use instead."""
+    """The lines after `fn` of a `[[term]]` table that uses it, or a comment on what to use; empty: it reads logits."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Its options and their defaults."""

@@ -291,11 +291,10 @@ class Call:
                     index = next(index for index, piece in enumerate(pieces) if not bool(piece.isfinite().all()))
                     where = f"datum {index}" if name == LOGPROBS else f"datum {index}, {name}"
                 kind = "nan" if bool(gradient.isnan().any()) else "inf"
-                error = NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent")
                 norms = {one.name: one.grad_norm for one in output.read().all if one.grad_norm is not None}
                 # Known where norms are measured.
-                error.term = next((term for term, norm in norms.items() if not math.isfinite(norm)), None)
-                raise error
+                term = next((term for term, norm in norms.items() if not math.isfinite(norm)), None)
+                raise NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent", term)
 
     def _check_constant(self, output: LossOutput) -> None:
         """Raise for a loss that reads the model but has no gradient: it would silently train nothing."""

@@ -244,6 +244,7 @@ def _names(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
         name = table.name or ""
         if name.isdigit() or "." in name or "=" in name or not name.isprintable():
             message = f"found {shown(name)}; expected a printable name, no dot or equals sign, and not digits alone"
+            message += ": --set finds terms by name"
             yield Problem(f"term.{label_of(terms, index)}.name", message)
         elif _name(table) == "loss":
             message = 'found "loss", which is what metrics call the total; expected another name'

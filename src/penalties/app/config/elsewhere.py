@@ -1,4 +1,4 @@
-"""Keys that people know from other programs, and what a config calls them."""
+"""Keys that people know from other programs and from the library, and what a config calls them."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -17,6 +17,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "train.steps": ("max_iters", "max_steps", "num_steps", "num_train_steps", "total_steps"),
     "train.epochs": ("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"),
     "train.batch_size": ("per_device_train_batch_size", "train_batch_size"),
+    "train.loss, which is the base loss": ("term.base",),
     "train.learning_rate": ("lr",),
     "train.beta1": ("adam_beta1",),
     "train.beta2": ("adam_beta2",),
@@ -39,7 +40,7 @@ _NAMES: Final = {known: ours for ours, others in _KEYS.items() for known in othe
 
 
 def instead_of(key: str) -> str | None:
-    """What a config has for a key of another program; None if that is unknown.
+    """What a config has for a key of another program, or for `table.key` of the library; None if that is unknown.
 
     >>> instead_of("lr"), instead_of("num_epochs"), instead_of("learning_rte")
     ('train.learning_rate', 'train.epochs', None)

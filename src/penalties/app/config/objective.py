@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .config import Config
     from .tables import TermTable
 
-__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE"]
-__all__ += ["arguments", "base_term", "is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
+__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE", "arguments", "base_term"]
+__all__ += ["estimates", "is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
 
 INPUTS: Final[Mapping[str, str]] = {
     "logprobs": "log-probabilities of the targets, one tensor per datum",
@@ -51,6 +51,7 @@ BY_RULE: Final[Mapping[str, str]] = {
 
 LOCAL_BY_RULE: Final[Mapping[str, str]] = {
     "<reference>.logits": "logits of a reference of kind initial or client, over all tokens",
+    "flat_<reference>.logits": "the same, one sequence after the other",
     "flat_logits": "logits, one sequence after the other",
     "flat_hidden.<layer>": "hidden states, one sequence after the other",
 }
@@ -192,10 +193,15 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
             yield from _estimates(f"{where}.fn", table, term, config)
 
 
+def estimates(fn: str) -> str | None:
+    """Which sum over all tokens a built-in term estimates from one at each position; None for any other."""
+    facts = facts_of(BUILT_IN.get(fn))
+    return _ESTIMATING.get(fn) if facts is None else facts.estimates
+
+
 def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> Iterator[Problem]:
     """An estimator over tokens of a data set, of which it says nothing: it is for tokens that the model sampled."""
-    facts = facts_of(BUILT_IN.get(table.fn))
-    what = _ESTIMATING.get(table.fn) if facts is None else facts.estimates
+    what = estimates(table.fn)
     if (
         what is None
         or config.data.sampled

@@ -102,7 +102,7 @@ def _where(error: Exception) -> str:
 def _message(error: Any) -> str:
     text = (
         error.message
-        if isinstance(error, TermError)
+        if isinstance(error, TermError | NonFiniteError)
         else str(error)
         if isinstance(error, PenaltiesError)
         else said(error)
