@@ -116,7 +116,7 @@ class TrainTable(Table):
     batch_size: _Count = 8
     """The number of lines per step."""
     micro_batch_tokens: _Count | Literal["auto"] | None = None
-    """The most tokens through the model at once, or `"auto"`: less memory, but a second forward. Local backend."""
+    """The most tokens through the model at once, or `"auto"`; some terms need a second forward. Local backend."""
     loss: _Text = "cross_entropy"
     """The base loss: a name (`penalties list loss`), `"none"`, or `"package.module:function"`, of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})
@@ -275,6 +275,8 @@ class TermTable(Table):
     """Rows computed at a time, to save memory; all of them by default."""
     scope: Literal["mean", "sum", "step"] | None = None
     """How trainers that split a step add it up; by default what its inputs and its reduction say."""
+    separable: bool | Literal["tokens", "sequences"] | None = None
+    """Whether your own function is a sum or mean over rows, so that parts of a batch go through the model once."""
     compile: bool | _Text = False
     """Whether torch.compile makes a graph of it, or by which of its backends."""
     schedule: ScheduleTable | None = None

@@ -14,7 +14,7 @@ from .model import LocalModel
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Batch", "Row", "batches", "check_tokens", "rows_of"]
+__all__ = ["Batch", "Row", "batches", "check_tokens", "cut", "rows_of"]
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[int, Any, tuple[int, ...]], Mapping[str, Array]]
@@ -94,16 +94,22 @@ def batches(rows: Sequence[Row], size: int | None, tokens: int | None = None) ->
 
     A row that is longer than that is a batch by itself.
     """
+    return [Batch(part) for part in cut(rows, size, tokens)]
+
+
+def cut(rows: Sequence[Row], size: int | None, tokens: int | None, together: int = 1) -> list[Sequence[Row]]:
+    """The rows of these batches, where each run of so many rows `together` stays in one."""
     parts: list[list[Row]] = []
     longest = 0
-    for row in rows:
-        longest = max(longest, len(row.tokens))
-        full = not parts or len(parts[-1]) == size or (tokens is not None and (len(parts[-1]) + 1) * longest > tokens)
-        if full:
+    for start in range(0, len(rows), together):
+        group = rows[start : start + together]
+        longest = max(longest, *(len(row.tokens) for row in group))
+        count = len(parts[-1]) + len(group) if parts else 0
+        if not parts or (size is not None and count > size) or (tokens is not None and count * longest > tokens):
             parts.append([])
-            longest = len(row.tokens)
-        parts[-1].append(row)
-    return [Batch(part) for part in parts]
+            longest = max(len(row.tokens) for row in group)
+        parts[-1] += group
+    return list(parts)
 
 
 def rows_of(model: LocalModel, data: Any, reader: Reader | None = None) -> list[Row]:

@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeVar
 
 from ...errors import OptionError
 from ...functional.options import check_count, is_whole
-from .batch import Batch, Row, batches
+from .batch import Batch, Row, batches, cut
 
 __all__ = ["AUTO", "Limits", "Parts"]
 
@@ -50,6 +50,17 @@ class Parts:
     def batches(self) -> list[Batch]:
         """The parts, in order."""
         return batches(self.rows, self.limits.rows, self.limits.tokens)
+
+    def cut(self, together: int) -> list[Sequence[Row]] | None:
+        """The rows of each part, where so many data stay together; None if there is one, or they do not fit."""
+        found = cut(self.rows, self.limits.rows, self.limits.tokens, together)
+        if len(found) < 2 or any(len(part) > 1 and not self._fits(part) for part in found):
+            return None
+        return found
+
+    def _fits(self, rows: Sequence[Row]) -> bool:
+        """Whether the rows can go through the model at once; a single one always does."""
+        return len(batches(rows, self.limits.rows, self.limits.tokens)) == 1
 
     def fit(self, attempt: Callable[[Sequence[Batch]], T]) -> T:
         """What `attempt` returns for the parts; where memory runs out and the limit is "auto", for smaller ones."""
