@@ -132,7 +132,7 @@ def test_pairs_are_not_split(options: dict[str, Any]) -> None:
 
 def test_pairs_that_do_not_fit_take_the_second_forward() -> None:
     batch = data(6, 6, 6, 6)
-    given = {"references": {"initial": reference(batch)}}
+    given: dict[str, Any] = {"references": {"initial": reference(batch)}}
     whole, expected, _ = trained(batch, "dpo", **given)
     parts, found, forwards = trained(batch, "dpo", limit=6, **given)
     assert forwards == 8

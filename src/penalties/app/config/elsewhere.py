@@ -13,6 +13,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "model.dtype": ("bf16", "fp16", "precision", "torch_dtype"),
     "data.path": ("data_path", "dataset", "dataset_path", "train_data", "train_file", "train_files"),
     "data.eval_path": ("eval_dataset", "eval_file", "val_data", "val_file", "validation_file"),
+    "data.group_by_length": ("bucketing", "length_bucketing", "length_grouped"),
     "data.max_length": ("cutoff_len", "max_len", "max_seq_len", "max_seq_length", "seq_len", "sequence_len"),
     "train.steps": ("max_iters", "max_steps", "num_steps", "num_train_steps", "total_steps"),
     "train.epochs": ("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"),

@@ -93,6 +93,8 @@ class DataTable(Table):
     """What to do about a line that cannot be used: stop before training, or leave it out."""
     shuffle: bool = True
     """Whether each pass through the file has a new order, drawn with `train.seed`; otherwise the order of the file."""
+    group_by_length: bool = False
+    """Whether a batch has lines of similar lengths, so that little is padding; batches come in random order."""
     max_length: Annotated[int, Field(ge=2)] | None = None
     """The maximum number of tokens of an example; longer ones are cut at the end."""
     mask_prompt: bool = True
