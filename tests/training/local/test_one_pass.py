@@ -178,6 +178,7 @@ OVER_LOGITS = [
     pn.Term(pn.l1, name="sparse", weight=1e-4, inputs="flat_hidden.0"),
     pn.Term(
         pn.consistency,
+        name="alike",
         weight=0.1,
         inputs={"a": "hidden.1", "b": "hidden.0", "mask": "mask"},
         options={"metric": "cosine"},

@@ -31,6 +31,7 @@ _LOCAL_ONLY: Final = (
     "model.device",
     "model.dtype",
     "train.micro_batch_tokens",
+    "train.packing",
 )
 _REMOTE_ONLY: Final = ("backend.base_url", "backend.server")
 

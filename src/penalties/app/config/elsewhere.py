@@ -18,6 +18,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "train.steps": ("max_iters", "max_steps", "num_steps", "num_train_steps", "total_steps"),
     "train.epochs": ("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"),
     "train.batch_size": ("per_device_train_batch_size", "train_batch_size"),
+    "train.packing": ("padding_free", "sample_packing"),
     "train.learning_rate": ("lr",),
     "train.beta1": ("adam_beta1",),
     "train.beta2": ("adam_beta2",),

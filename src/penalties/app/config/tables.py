@@ -119,6 +119,8 @@ class TrainTable(Table):
     """The number of lines per step."""
     micro_batch_tokens: _Count | Literal["auto"] | None = None
     """The most tokens through the model at once, or `"auto"`; some terms need a second forward. Local backend."""
+    packing: bool = False
+    """Whether several lines share a row of the model's input, unseen by one another: less padding. Local backend."""
     loss: _Text = "cross_entropy"
     """The base loss: a name (`penalties list loss`), `"none"`, or `"package.module:function"`, of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})

@@ -53,6 +53,7 @@ class Grouping:
         picks = [self._pick(one) for one in range(first * self._size, (first + count) * self._size)]
         # Stable: equal lengths stay in the random order of the examples.
         order = np.argsort(self._lengths(picks), kind="stable")
-        batches = [[picks[one] for one in part] for part in np.split(order, count)]
+        ordered = [picks[int(one)] for one in order]
+        batches = [ordered[start : start + self._size] for start in range(0, len(ordered), self._size)]
         drawn = np.random.default_rng([self._seed, number, _GROUPS]).permutation(count)
         return [batches[one] for one in drawn]

@@ -27,6 +27,7 @@ from .graph import Backward, Graph, layers_read
 from .losses import Loss, loss_of
 from .model import load
 from .optimizer import NORM, Adam, check_adam
+from .packing import packing_of
 from .parts import Limits
 from .passes import Kept, Pass, Reads, Recomputed, added, parameter_gradients
 from .sampling import checked_draw, draw
@@ -57,7 +58,8 @@ class LocalTrainingClient:
     go through the model at once, and `micro_batch_tokens` how many tokens, padding included: smaller ones take less
     memory, and change nothing else. Your own loss over the whole of data in several parts costs a second forward; a sum
     or mean over tokens or sequences does not. With "auto" parts are halved whenever the GPU's memory runs out;
-    checkpoints remember how far. They go into the folder `checkpoints`.
+    checkpoints remember how far. They go into the folder `checkpoints`. With `packing` several sequences share a row,
+    so that little is padding, and do not see one another; a model in which they would is an error.
 
     >>> from penalties.training.types import AdamParams, Datum, ModelInput
     >>> with LocalTrainingClient("tiny", seed=1) as client:
@@ -82,6 +84,7 @@ class LocalTrainingClient:
         dtype: Any = None,
         batch_size: int | None = None,
         micro_batch_tokens: int | Literal["auto"] | None = None,
+        packing: bool = False,
         checkpoints: str | Path = "checkpoints",
     ) -> None:
         """Load the model and initialise the adapter, which starts as the identity."""
@@ -91,9 +94,12 @@ class LocalTrainingClient:
         if not is_whole(seed) or not -(2**63) <= seed < 2**63:
             raise OptionError(owner, "seed", seed, "a 64-bit integer")
         self._limits = Limits(owner, batch_size, micro_batch_tokens)
+        check_flag(owner, "packing", packing)
         self._model = load(
             model, rank=rank, alpha=alpha, target_modules=target_modules, seed=seed, device=device, dtype=dtype
         )
+        if packing:
+            self._limits.packing = packing_of(self._model)
         import torch
 
         self._adam = Adam(self._model.parameters)
