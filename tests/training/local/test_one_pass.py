@@ -17,7 +17,8 @@ from penalties.errors import GradientError, OptionError, TermError
 from penalties.training import adapters, forward_backward_custom, forward_backward_custom_async, losses, references
 from penalties.training.local import LocalTrainingClient
 from penalties.training.types import AdamParams
-from tests.training.local.cases import WAIT, assert_close, data, gradients, negative, normal, stir, tiny
+from tests.training.local.cases import WAIT, assert_close, clear, data, gradients, negative, normal, stir, tiny
+from tests.training.local.test_micro_batches import run_out_once, watch
 
 LENGTHS = (6, 2, 5, 3, 4, 7, 1, 3)
 
@@ -542,8 +543,6 @@ def test_a_second_forward_draws_what_the_first_drew() -> None:
 
 
 def test_a_forward_that_drew_is_not_repeated_in_other_parts() -> None:
-    from tests.training.local.test_micro_batches import run_out_once
-
     with tiny(micro_batch_tokens="auto") as client:
         client.forward(data(3)).result(WAIT)
         drop(client)
@@ -553,3 +552,44 @@ def test_a_forward_that_drew_is_not_repeated_in_other_parts() -> None:
             OptionError, match=r'micro_batch_tokens="auto"; expected a number, such as 4: memory ran out'
         ):
             graph.backward({"logprobs": [torch.ones_like(one) for one in graph.logprobs]})
+
+
+def test_auto_takes_one_pass_once_it_knows_what_fits() -> None:
+    batch = data(*LENGTHS, weights=flags)
+    with tiny() as client:
+        forward_backward_custom(client, batch, "cross_entropy", regularizers=OVER_LOGPROBS[:2]).result(WAIT)
+        expected = gradients(client)
+    with tiny(micro_batch_tokens="auto") as client:
+        client.forward(batch[:1]).result(WAIT)
+        seen: list[int] = []
+        watch(client, seen, most=20)
+        for _ in range(2):
+            clear(client)
+            seen.clear()
+            forward_backward_custom(client, batch, "cross_entropy", regularizers=OVER_LOGPROBS[:2]).result(WAIT)
+            assert_close(gradients(client), expected, 1e-5)
+        parts = len(client.sweep(batch) or ())
+        assert parts > 1
+        assert len(seen) == parts
+
+
+def test_a_part_whose_backward_does_not_fit_is_computed_in_smaller_ones() -> None:
+    batch = data(4, 4, 3, 2)
+    with tiny() as client:
+        forward_backward_custom(client, batch, "cross_entropy").result(WAIT)
+        expected = gradients(client)
+    with tiny(micro_batch_tokens="auto") as client:
+        client._limits.tokens = 8  # pyright: ignore[reportPrivateUsage]
+        assert len(client.sweep(batch) or ()) == 2
+        full = run_out_once(client)
+        forward_backward_custom(client, batch, "cross_entropy").result(WAIT)
+        assert not full
+        assert_close(gradients(client), expected, 1e-5)
+
+
+def test_a_backward_that_fails_trains_nothing() -> None:
+    with tiny(micro_batch_tokens=8) as client:
+        run_out_once(client)
+        with pytest.raises(torch.OutOfMemoryError):
+            forward_backward_custom(client, data(4, 4, 3, 2), "cross_entropy").result(WAIT)
+        assert not gradients(client)
