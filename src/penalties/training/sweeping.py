@@ -113,10 +113,11 @@ class Sweeping:
         """Every part, one after another; returns the result of the call, once all is sent."""
         call, pipeline, step = self.call, cast("Pipeline", arguments["pipeline"]), arguments["step"]
         weights = check_weights(pipeline.names, arguments["weights"])
-        weights = {term.name: weight_of(term, weights, step) for term in pipeline.all_terms}
+        weights = {term.name: weight_of(term, weights, step) for term in pipeline.all_terms if term.enabled}
         began = time.perf_counter()
         before = cast("Mapping[str, Any]", arguments["state"] or {})
-        self._state = {name: one for name, one in before.items() if name in weights}
+        names = {term.name for term in pipeline.all_terms}
+        self._state = {name: one for name, one in before.items() if name in names}
         given = {name: _arrived(one) for name, one in call.given().items()}
         with unannounced(pipeline, step):
             for data, graph in self.sweep:
@@ -130,7 +131,8 @@ class Sweeping:
                 call.check_constant(output)
             self._check_stopped()
         sent = self.sweep.finish()
-        Announcer(traced=False).whole(pipeline, step, output, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        Announcer(traced=False).whole(pipeline, step, output, seconds, gradients=call.wrt is not None)
         return call.sent(sent, output)
 
     def _check_stopped(self) -> None:

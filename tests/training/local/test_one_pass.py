@@ -282,6 +282,36 @@ def test_schedules_intervals_and_weights_of_the_call() -> None:
         assert_one_pass(batch, "cross_entropy", terms, step=step, weights={"elastic_net": torch.tensor(0.5)})
 
 
+def test_a_term_over_parameters_may_be_skipped() -> None:
+    def fails(params: Any) -> Any:
+        raise ValueError("always")
+
+    terms = [pn.Term(fails, on_error="skip"), pn.Term(pn.l2, weight=0.1, inputs="params")]
+    for options in MEASURED:
+        assert_one_pass(data(*LENGTHS, weights=flags), "cross_entropy", terms, **options)
+    found = trained(data(*LENGTHS), "cross_entropy", terms, limit=8)[0].custom_loss
+    assert found["fails"].value is None
+    assert "always" in str(found["fails"].error)
+
+
+def test_disabled_terms_are_not_asked_for_anything() -> None:
+    terms = [
+        pn.Term(pn.l1, weight=pn.schedules.warmup(0.1, steps=10), inputs="logprobs", enabled=False),
+        pn.Term(spread, enabled=False),
+    ]
+    assert_one_pass(data(*LENGTHS, weights=flags), "cross_entropy", terms)
+
+
+def test_weights_may_be_learned() -> None:
+    found: list[torch.Tensor] = []
+    for limit in (None, 8):
+        weight = torch.tensor(0.5, requires_grad=True)
+        trained(data(*LENGTHS), "cross_entropy", OVER_LOGPROBS[:1], limit=limit, weights={"l1": weight})
+        assert weight.grad is not None
+        found.append(weight.grad)
+    assert_close(found[1], found[0], 1e-5)
+
+
 def test_terms_that_read_only_parameters_and_data_run_once_wherever_they_run_and_keep_state() -> None:
     batch = data(*LENGTHS, weights=flags)
     calls: list[int] = []
