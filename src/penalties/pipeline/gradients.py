@@ -15,7 +15,7 @@ from .combine import compared
 from .output import BASE, LossOutput, TermOutput
 from .sums import Sums
 
-__all__ = ["at_parameters", "norm", "track", "with_gradients"]
+__all__ = ["at_parameters", "norm", "track"]
 
 
 def norm(fn: Callable[[Any], Any], x: Any) -> float:
