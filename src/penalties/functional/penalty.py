@@ -81,6 +81,9 @@ class Facts:
     classes: bool = False
     """It works over the last axis, or may, before it reduces."""
 
+    elements: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    """Values of options with which it works on each element after all: `{"metric": ("mse", "l1")}`."""
+
     distribution: bool = False
     """Its inputs are log-probabilities over the last axis."""
 
@@ -131,6 +134,11 @@ class Facts:
             return False
         return not _has_one_of(options, self.coupled)
 
+    def over_vectors(self, given: Mapping[str, Any] = _NOTHING) -> bool:
+        """Whether, with these options, a row is a vector of the last axis rather than an element."""
+        options = self.options(given)
+        return self.classes and not any(options[name] in values for name, values in self.elements.items())
+
     def softmax(self, given: Mapping[str, Any] = _NOTHING) -> float | None:
         """The temperature of the log_softmax that it takes of its distributions; None where it takes none.
 
@@ -167,6 +175,7 @@ def penalty(
     rows: bool = False,
     coupled: Mapping[str, Any] = _NOTHING,
     classes: bool = False,
+    elements: Mapping[str, tuple[Any, ...]] = _NOTHING,
     distribution: bool = False,
     distribution_with: Mapping[str, Any] = _NOTHING,
     labels: tuple[str, ...] = (),
@@ -194,6 +203,7 @@ def penalty(
             rows=rows,
             coupled=coupled,
             classes=classes,
+            elements=elements,
             distribution=distribution,
             distribution_with=distribution_with,
             labels=labels,

@@ -402,4 +402,6 @@ def _remarks(term: Term) -> list[str]:
         remarks.append(f"chunk {term.chunk}")
     if term.scope is not None:
         remarks.append(f"scope {term.scope}")
+    if term.separable:
+        remarks.append("separable")
     return remarks

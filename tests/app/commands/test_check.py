@@ -285,3 +285,58 @@ class TestCode:
         status, _, err = run("check", write(tmp_path, '[[term]]\nfn = "own_terms:size"'))
         assert status == 2
         assert "that can be imported (SystemExit: 0)" in err
+
+
+class TestParts:
+    """What a config says about `train.micro_batch_tokens`."""
+
+    SEPARABLE = '[train]\nmicro_batch_tokens = 40\n[[term]]\nfn = "l2"\ninputs = "logprobs"\n'
+    OWN = '[[term]]\nfn = "tests.app.config_terms:steady"\nname = "steady"\n'
+
+    def test_sums_and_means_need_no_second_forward(self, run: Run, tmp_path: Path) -> None:
+        status, out, err = run("check", write(tmp_path, self.SEPARABLE))
+        assert (status, err) == (0, "")
+        assert "note" not in out
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ('[[term]]\nfn = "orthogonality"\ninputs = "flat_hidden.1"', "term.orthogonality: {}it is no sum or mean"),
+            (OWN, "term.steady: {}it is a function of the whole batch; set separable = true if it is a sum"),
+            (f'{OWN}runs = "thread"', 'term.steady: {}it runs in a thread; use runs = "inline"'),
+            (f"{OWN}separable = false", "term.steady: {}it has separable = false"),
+            (
+                '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
+                "term.l1: {}it keeps state",
+            ),
+        ],
+    )
+    def test_what_needs_one_is_named_with_a_remedy(self, run: Run, tmp_path: Path, more: str, said: str) -> None:
+        status, out, err = run("check", write(tmp_path, self.SEPARABLE + more))
+        assert (status, err) == (0, "")
+        twice = "needs the whole batch, so with train.micro_batch_tokens each part goes through the model twice: "
+        assert f"note: {said.format(twice)}" in out
+        assert out.count("needs the whole batch") == 1
+        status, out, _ = run("check", write(tmp_path, self.SEPARABLE.replace("micro_batch_tokens = 40", "") + more))
+        assert (status, "needs the whole batch" in out) == (0, False)
+
+    def test_your_own_loss_can_be_a_term(self, run: Run, tmp_path: Path) -> None:
+        loss = '[train]\nmicro_batch_tokens = 40\nloss = "tests.app.config_terms:loss"'
+        status, out, _ = run("check", write(tmp_path, loss))
+        assert status == 0
+        assert 'a function of the whole batch; a [[term]] with separable, and train.loss = "none", can avoid' in out
+
+    @pytest.mark.parametrize(("scope", "status"), [("sum", 0), ("mean", 2)])
+    def test_a_promise_that_is_wrong_is_a_problem(self, run: Run, tmp_path: Path, scope: str, status: int) -> None:
+        text = f'{self.SEPARABLE}{self.OWN}scope = "{scope}"\nseparable = "tokens"'
+        found, out, err = run("check", write(tmp_path, text))
+        assert found == status
+        assert "needs the whole batch" not in out
+        assert ("term.steady.separable: is " in err) == (status == 2)
+        assert ("over the first batch, but " in err) == (status == 2)
+
+    def test_a_promise_that_says_too_little_is_a_problem(self, run: Run, tmp_path: Path) -> None:
+        text = f'{self.SEPARABLE}{self.OWN}scope = "mean"\nseparable = true'
+        status, _, err = run("check", write(tmp_path, text))
+        assert status == 2
+        assert 'separable=True; expected "tokens" or "sequences"' in err

@@ -31,6 +31,7 @@ _LOCAL_ONLY: Final = (
     "model.device",
     "model.dtype",
     "train.micro_batch_tokens",
+    "train.packing",
 )
 _REMOTE_ONLY: Final = ("backend.base_url", "backend.server")
 
@@ -145,6 +146,9 @@ def _files(config: "Config") -> Iterator[Problem]:
             yield Problem(f"data.{key}", f'found "{given}", which does not exist{nearest(path.name, there)}')
         elif not os.access(path, os.R_OK):
             yield Problem(f"data.{key}", f'found "{given}", which cannot be read: permission denied')
+    if data.group_by_length and not data.shuffle:
+        message = "found true, but data.shuffle = false keeps the order of the file; remove one of the two"
+        yield Problem("data.group_by_length", message)
     if data.weights is not None and len(data.weights) != len(data.paths):
         files = counted(len(data.paths), "file")
         yield Problem("data.weights", f"found {shown(data.weights)}; expected one for each path, and there are {files}")

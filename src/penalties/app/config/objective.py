@@ -13,6 +13,7 @@ from ...training import adapters
 from ...training.losses import BY_NAME
 from ...training.objective import objective_of
 from ...training.packing import LOGITS
+from ...training.separable import Separation
 from ..problems import Problem, joined, nearest, shown, toml_value
 from .messages import label_of
 from .options import inputs_of, wrong_value
@@ -22,8 +23,18 @@ if TYPE_CHECKING:
     from .config import Config
     from .tables import TermTable
 
-__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE", "arguments", "base_term"]
-__all__ += ["estimates", "is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
+__all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE"]
+__all__ += [
+    "arguments",
+    "base_term",
+    "estimates",
+    "is_path",
+    "loss_problems",
+    "needs_reference",
+    "path_problem",
+    "separation",
+    "term_problems",
+]
 
 INPUTS: Final[Mapping[str, str]] = {
     "logprobs": "log-probabilities of the targets, one tensor per datum",
@@ -219,6 +230,15 @@ def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> 
         f"found {shown(table.fn)}, which is for tokens that the model itself sampled, and a data set has others; "
         f"{fix}; or set data.sampled = true if the model sampled them",
     )
+
+
+def separation(config: "Config") -> Separation:
+    """How the objective of a config without problems follows from parts of a batch."""
+    given = dict.fromkeys(config.references, True)
+    candidates = 2 if config.train.loss == _CANDIDATES else None
+    local = config.backend.kind == "local"
+    pipeline = config.pipeline()
+    return objective_of(config.base, pipeline, given, None, candidates=candidates, local=local).separation
 
 
 _ANY: Final = Term("l1", inputs="logprobs")

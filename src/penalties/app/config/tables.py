@@ -93,6 +93,8 @@ class DataTable(Table):
     """What to do about a line that cannot be used: stop before training, or leave it out."""
     shuffle: bool = True
     """Whether each pass through the file has a new order, drawn with `train.seed`; otherwise the order of the file."""
+    group_by_length: bool = False
+    """Whether a batch has lines of similar lengths, so that little is padding; batches come in random order."""
     max_length: Annotated[int, Field(ge=2)] | None = None
     """The maximum number of tokens of an example; longer ones are cut at the end."""
     mask_prompt: bool = True
@@ -116,7 +118,9 @@ class TrainTable(Table):
     batch_size: _Count = 8
     """The number of lines per step."""
     micro_batch_tokens: _Count | Literal["auto"] | None = None
-    """The most tokens through the model at once, or `"auto"`: less memory, but a second forward. Local backend."""
+    """The most tokens through the model at once, or `"auto"`; some terms need a second forward. Local backend."""
+    packing: bool = False
+    """Whether several lines share a row of the model's input, unseen by one another: less padding. Local backend."""
     loss: _Text = "cross_entropy"
     """The base loss: a name (`penalties list loss`), `"none"`, or `"package.module:function"`, of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})
@@ -275,6 +279,8 @@ class TermTable(Table):
     """Rows computed at a time, to save memory; all of them by default."""
     scope: Literal["mean", "sum", "step"] | None = None
     """How trainers that split a step add it up; by default what its inputs and its reduction say."""
+    separable: bool | Literal["tokens", "sequences"] | None = None
+    """Whether your own function is a sum or mean over rows, so that parts of a batch go through the model once."""
     compile: bool | _Text = False
     """Whether torch.compile makes a graph of it, or by which of its backends."""
     schedule: ScheduleTable | None = None

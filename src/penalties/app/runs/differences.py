@@ -11,6 +11,7 @@ __all__ = ["differences"]
 _FREE: Final = (
     "train.steps",
     "train.micro_batch_tokens",
+    "train.packing",
     "train.checkpoint_every",
     "train.keep",
     "train.eval_every",
@@ -32,8 +33,9 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     >>> differences({"train": {"steps": 3, "seed": 0}}, {"train": {"steps": 9, "seed": 1}})
     ['train.seed was 0 and is 1']
     """
-    # A schedule without its own steps lasts as long as the run.
-    free = [key for key in _FREE if key != "train.steps" or not _depends(after)]
+    # A schedule without its own steps lasts as long as the run, and the last lines are grouped with what remains.
+    grouped = dict(after.get("data") or {}).get("group_by_length", False)
+    free = [key for key in _FREE if key != "train.steps" or not (grouped or _depends(after))]
     return [
         f"{path} was {old} and is {new}"
         for path, old, new in _changes("", before, after)

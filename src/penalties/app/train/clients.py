@@ -108,6 +108,7 @@ class Local:
                 alpha=model.alpha,
                 target_modules=model.target_modules,
                 seed=config.train.seed,
+                packing=config.train.packing,
                 **self._options,
             )
             self.tokenizer: Any = self.client.tokenizer

@@ -20,16 +20,18 @@ from ..types import (
     SaveWeightsResponse,
     TensorData,
 )
-from .batch import Batch, rows_of
+from .batch import Batch, Row, rows_of
 from .checkpoint import read, write
 from .forward import differentiated, on_device, run
-from .graph import Graph, layers_read
+from .graph import Backward, Graph, layers_read
 from .losses import Loss, loss_of
 from .model import load
 from .optimizer import NORM, Adam, check_adam
+from .packing import packing_of
 from .parts import Limits
 from .passes import Kept, Pass, Reads, Recomputed, added, parameter_gradients
 from .sampling import checked_draw, draw
+from .sweep import Sweep
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -54,8 +56,10 @@ class LocalTrainingClient:
 
     `device` defaults to a GPU if there is one, `dtype` to that of the model's files. `batch_size` limits how many data
     go through the model at once, and `micro_batch_tokens` how many tokens, padding included: smaller ones take less
-    memory, and change nothing else. Your own loss over data in several parts costs a second forward. With "auto" parts
-    are halved whenever the GPU's memory runs out; checkpoints remember how far. They go into the folder `checkpoints`.
+    memory, and change nothing else. Your own loss over the whole of data in several parts costs a second forward; a sum
+    or mean over tokens or sequences does not. With "auto" parts are halved whenever the GPU's memory runs out;
+    checkpoints remember how far. They go into the folder `checkpoints`. With `packing` several sequences share a row,
+    so that little is padding, and do not see one another; a model in which they would is an error.
 
     >>> from penalties.training.types import AdamParams, Datum, ModelInput
     >>> with LocalTrainingClient("tiny", seed=1) as client:
@@ -80,6 +84,7 @@ class LocalTrainingClient:
         dtype: Any = None,
         batch_size: int | None = None,
         micro_batch_tokens: int | Literal["auto"] | None = None,
+        packing: bool = False,
         checkpoints: str | Path = "checkpoints",
     ) -> None:
         """Load the model and initialise the adapter, which starts as the identity."""
@@ -89,9 +94,12 @@ class LocalTrainingClient:
         if not is_whole(seed) or not -(2**63) <= seed < 2**63:
             raise OptionError(owner, "seed", seed, "a 64-bit integer")
         self._limits = Limits(owner, batch_size, micro_batch_tokens)
+        check_flag(owner, "packing", packing)
         self._model = load(
             model, rank=rank, alpha=alpha, target_modules=target_modules, seed=seed, device=device, dtype=dtype
         )
+        if packing:
+            self._limits.packing = packing_of(self._model)
         import torch
 
         self._adam = Adam(self._model.parameters)
@@ -204,9 +212,25 @@ class LocalTrainingClient:
         `penalties.Logits` where the output layer allows it. With `initial` it is a pass of the model before any
         training, of which nothing is kept either.
         """
+        rows = rows_of(self._model, data)
+        return self._submit_graph(
+            rows, self._requested(reads, lazy=lazy), None, evaluate=evaluate or initial, initial=initial
+        )
+
+    def _requested(self, reads: Sequence[str], *, lazy: bool) -> Reads:
         logits, layers = layers_read(self._model, reads)
-        evaluate = evaluate or initial
-        requested, parts = Reads(logits, lazy, layers), self._limits.of(rows_of(self._model, data))
+        return Reads(logits, lazy, layers)
+
+    def _submit_graph(
+        self,
+        rows: Sequence[Row],
+        requested: Reads,
+        backward: Backward | None,
+        *,
+        evaluate: bool = False,
+        initial: bool = False,
+    ) -> TrainingFuture[Graph]:
+        parts = self._limits.of(rows)
 
         def passed_by(batches: Sequence[Batch]) -> Pass:
             if len(batches) > 1:
@@ -219,10 +243,28 @@ class LocalTrainingClient:
             found = {"logprobs": passed.packed["logprobs"].detach().cpu().numpy()}
             output = ForwardBackwardOutput(_KIND, _outputs(whole, found))
             check = self._unchanged()
-            backward = partial(self._submit_backward, check)
-            return Graph(whole, passed, output, self._model.parameters, check, backward)
+            pull = partial(self._submit_backward, check) if backward is None else backward
+            return Graph(whole, passed, output, self._model.parameters, check, pull)
 
         return self._worker.submit(forward)
+
+    def sweep(
+        self, data: Sequence[Any], reads: Sequence[str] = (), *, lazy: bool = False, together: int = 1
+    ) -> Sweep | None:
+        """The data in parts for one pass: a graph for each, and the gradients of all accumulated at the end.
+
+        For a loss that is a sum over parts, which then costs no second forward. Each run of so many data `together`
+        stays in one part. None if all data go through the model at once, or if such a run does not.
+        """
+        requested = self._requested(reads, lazy=lazy)
+        parts = self._limits.of(rows_of(self._model, data)).cut(together)
+        if parts is None:
+            return None
+
+        def forward(rows: Sequence[Row], backward: Backward) -> TrainingFuture[Graph]:
+            return self._submit_graph(rows, requested, backward)
+
+        return Sweep(parts, list(self._model.parameters), forward, self._worker.submit, self._accumulate)
 
     async def forward_with_graph_async(
         self,

@@ -43,7 +43,7 @@ class Passed:
 def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
     """One pass, with the hidden states of these layers."""
     tokens, positions, targets = (on_device(model, array) for array in (batch.tokens, batch.positions, batch.targets))
-    whole = len(batch.positions) == batch.tokens.size
+    whole = len(batch.positions) == batch.tokens.size and batch.position_ids is None
     lazy, read = model.lazy, list[Any]()
 
     def packed(states: "Tensor") -> "Tensor":
@@ -58,7 +58,8 @@ def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
 
     with head_reads(model, change):
         # Without a mask: padding comes after every real position, where a causal model does not look.
-        output = model.base(input_ids=tokens, use_cache=False, output_hidden_states=bool(hidden))
+        more = {} if batch.position_ids is None else {"position_ids": on_device(model, batch.position_ids)}
+        output = model.base(input_ids=tokens, use_cache=False, output_hidden_states=bool(hidden), **more)
     logits = model.logits(read[0]) if lazy else output.logits.squeeze(0)
     return Passed(logits, targets, {layer: packed(output.hidden_states[layer]) for layer in hidden})
 
