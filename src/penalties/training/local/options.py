@@ -66,8 +66,9 @@ class ModelOptions:
             raise OptionError(OWNER, "keep_initial", True, expected)
         defaults = {one.name: one.default for one in fields(self)}
         for name in () if self.lora else _LORA:
-            if getattr(self, name) != defaults[name]:
-                raise OptionError(OWNER, name, getattr(self, name), 'nothing: adapter="none" trains the model itself')
+            given = getattr(self, name)
+            if given != defaults[name] and given != []:
+                raise OptionError(OWNER, name, given, 'nothing: adapter="none" trains the model itself')
 
     @property
     def lora(self) -> bool:
