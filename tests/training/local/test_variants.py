@@ -144,9 +144,6 @@ def test_a_compiled_model_computes_the_same(options: dict[str, Any]) -> None:
 
 # Quantized weights, and moments.
 
-# On a CPU, bitsandbytes has rows of blocks of 64 weights only.
-WIDE = {**HEADS, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
-
 
 @pytest.mark.parametrize(
     "options", [{"quantize": "4bit"}, {"quantize": "8bit"}, {"optimizer": "adamw8bit"}], ids=lambda one: str(one)
@@ -171,7 +168,7 @@ class TestQuantized:
     def test_frozen_weights_are_rounded_and_the_adapter_is_trained(
         self, tmp_path: Path, bits: Any, tolerance: float
     ) -> None:
-        folder, batch = saved(tmp_path, "llama", **WIDE), data(9, 3, weights=normal)
+        folder, batch = saved(tmp_path, "llama", **HEADS), data(9, 3, weights=normal)
         with LocalTrainingClient(folder, device="cpu", quantize=bits, checkpointing=True) as client:
             stir(client)
             dtypes = {one.dtype for name, one in client.model.named_parameters() if "q_proj.base_layer" in name}
@@ -194,7 +191,7 @@ class TestQuantized:
             assert client.forward(batch).result(WAIT).metrics["loss:sum"] < before
 
     def test_resuming_is_the_same_to_the_bit(self, tmp_path: Path, bits: Any, tolerance: float) -> None:
-        folder = saved(tmp_path, "llama", **WIDE)
+        folder = saved(tmp_path, "llama", **HEADS)
         with LocalTrainingClient(folder, device="cpu", quantize=bits, checkpoints=tmp_path) as client:
             train(client, 0)
             path = client.save_state("one").result(WAIT).path
