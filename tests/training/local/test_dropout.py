@@ -183,9 +183,14 @@ def test_checkpointing_changes_no_gradient(adapter: Any, dropout: float) -> None
 
 
 @pytest.mark.parametrize("limit", [{"batch_size": 2}, {"micro_batch_tokens": 8}, {"micro_batch_tokens": "auto"}])
-def test_dropout_in_parts_raises(limit: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=f"{next(iter(limit))}=.*; expected None: .* other numbers for dropout"):
-        tiny(lora_dropout=0.1, **limit)
+def test_a_loss_over_parts_that_are_computed_again_raises(limit: dict[str, Any]) -> None:
+    batch = data(6, 4)
+    with tiny(lora_dropout=0.1, **limit) as client:
+        with pytest.raises(OptionError, match=f"{next(iter(limit))}=.*; expected None: .* other numbers for dropout"):
+            client.forward_with_graph(batch)
+        # These go through the model once.
+        client.forward_with_graph(batch, evaluate=True).result(WAIT)
+        client.forward_backward(batch, "cross_entropy").result(WAIT)
 
 
 @pytest.mark.parametrize("dropout", [1.0, -0.1, "some", True])

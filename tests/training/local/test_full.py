@@ -153,7 +153,7 @@ def test_samples_are_those_of_the_trained_model() -> None:
 def test_checkpoints_of_an_adapter_and_of_weights_are_told_apart(tmp_path: Path) -> None:
     with full(checkpoints=tmp_path) as client, LocalTrainingClient("tiny", device="cpu", checkpoints=tmp_path) as lora:
         whole, adapter = client.save_state("whole").result(WAIT).path, lora.save_state("adapter").result(WAIT).path
-        with pytest.raises(InputError, match=r"differ in .*adapter \(None, not none\)|differ in .*adapter"):
+        with pytest.raises(InputError, match=r"differ in .*adapter \(None, not none\)"):
             client.load_state(adapter).result(WAIT)
         with pytest.raises(InputError, match=r"differ in .*adapter \(none, not None\)"):
             lora.load_state(whole).result(WAIT)

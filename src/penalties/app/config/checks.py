@@ -321,7 +321,7 @@ def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
     runners = {f"term.{label_of(terms, index)}.runs": one.runs for index, one in enumerate(config.term)}
     wanted |= {where: runs for where, runs in runners.items() if runs in _NEEDS}
     bits = {"model.quantize": config.model.quantize, "train.optimizer": config.train.optimizer}
-    wanted |= {where: one for where, one in bits.items() if one in _NEEDS}
+    wanted |= {where: one for where, one in bits.items() if one in _NEEDS and config.backend.kind == "local"}
     files = {"data.path": config.data.paths, "data.eval_path": [config.data.eval_path or ""]}
     wanted |= {where: found for where, paths in files.items() for one in paths if (found := package_for(one))}
     sinks = {name: getattr(config.sinks, name) for name in type(config.sinks).model_fields}

@@ -27,6 +27,8 @@ _WEIGHTS: Final = "weights.safetensors"
 _TRAINING: Final = "training.safetensors"
 _ABOUT: Final = "client.json"
 _FORM: Final = 1
+_LONG: Final = ("weights", "layers")
+"""What messages name without its value."""
 
 
 def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", overwrite: bool) -> None:
@@ -96,10 +98,7 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
     own = {"form": _FORM, **_about(model)}
     different = [key for key in {**own, **about} if key != "model" and about.get(key) != own.get(key)]
     if different:
-        details = [
-            f"{key} ({about.get(key)}, not {own.get(key)})" if not isinstance(own.get(key), list | str) else key
-            for key in different
-        ]
+        details = [key if key in _LONG else f"{key} ({about.get(key)}, not {own.get(key)})" for key in different]
         raise InputError(
             f'{function}: {folder} was saved by another model, "{about.get("model")}", not "{own["model"]}": they '
             f"differ in {', '.join(details)}; create the client as it was when it saved"

@@ -125,7 +125,7 @@ class LocalTrainingClient:
             dtype=dtype,
         )
         self._model = load(model, options)
-        self._check_parts(batch_size, micro_batch_tokens)
+        self._check_norms(batch_size, micro_batch_tokens)
         import torch
 
         self._adam = Adam(self._model.parameters, optimizer)
@@ -137,17 +137,20 @@ class LocalTrainingClient:
         self._changes = 0
         self._worker = Worker(owner)
 
-    def _check_parts(self, rows: Any, tokens: Any) -> None:
+    def _check_norms(self, rows: Any, tokens: Any) -> None:
         """Raise if a batch in parts would be another step than a whole one."""
         limit = ("micro_batch_tokens", tokens) if rows is None else ("batch_size", rows)
-        if limit[1] is None:
-            return
-        if norms := self._model.trained_norms:
+        if limit[1] is not None and (norms := self._model.trained_norms):
             why = f"the model has batch normalisation, {norms[0]}, which computes something else for a batch in parts"
             raise OptionError(type(self).__name__, *limit, f"None: {why}")
-        if self._model.random:
+
+    def _check_dropout(self) -> None:
+        """Raise if parts would be computed again with other random numbers."""
+        limits = self._limits
+        limit = ("batch_size", limits.rows) if limits.rows else ("micro_batch_tokens", limits.tokens or "auto")
+        if (limits.rows or limits.tokens or limits.auto) and self._model.random:
             why = "a part that is computed again would draw other numbers for dropout; set lora_dropout to 0, or use a "
-            raise OptionError(type(self).__name__, *limit, f"None: {why}model without dropout")
+            raise OptionError("forward_with_graph", *limit, f"None: {why}model without dropout")
 
     # The model.
 
@@ -255,6 +258,8 @@ class LocalTrainingClient:
         evaluate = evaluate or initial
         if initial:
             self._model.check_initial("forward_with_graph(initial=True)")
+        if not evaluate:
+            self._check_dropout()
         requested, parts = Reads(logits, lazy, layers), self._limits.of(rows_of(self._model, data))
 
         def passed_by(model: LocalModel, batches: Sequence[Batch]) -> Pass:
