@@ -27,6 +27,7 @@ from .graph import Graph, layers_read
 from .loading import load
 from .losses import Loss, loss_of
 from .model import LocalModel
+from .modes import Trained
 from .optimizer import NORM, Adam, check_adam, check_optimizer
 from .options import ModelOptions
 from .parts import Limits
@@ -274,7 +275,7 @@ class LocalTrainingClient:
             output = ForwardBackwardOutput(_KIND, _outputs(whole, found))
             check = self._unchanged()
             backward = partial(self._submit_backward, check)
-            return Graph(whole, passed, output, self._model, check, backward)
+            return Graph(whole, Trained(model, passed), output, self._model.parameters, check, backward)
 
         return self._worker.submit(forward)
 
@@ -357,9 +358,7 @@ class LocalTrainingClient:
     ) -> TrainingFuture[None]:
         def backward() -> None:
             check()
-            with self._model.passing(training=True):
-                found = passed.pull(slopes)
-            self._accumulate(found, direct)
+            self._accumulate(passed.pull(slopes), direct)
 
         return self._worker.submit(backward)
 

@@ -53,7 +53,7 @@ class Graph:
         batch: Batch,
         passed: Pass,
         output: ForwardBackwardOutput,
-        model: LocalModel,
+        parameters: "Mapping[str, Tensor]",
         check: Callable[[], None],
         backward: Backward,
     ) -> None:
@@ -63,9 +63,8 @@ class Graph:
         """
         self._batch = batch
         self._pass: Pass | None = passed
-        self._model = model
-        self._parameters: dict[str, Tensor] = dict(model.parameters)
-        self.inputs = {"params": dict(model.parameters)}
+        self._parameters = dict(parameters)
+        self.inputs = {"params": dict(parameters)}
         self.inputs |= {name: batch.split(packed) for name, packed in passed.packed.items() if name != "logprobs"}
         self.logprobs = batch.unpack(passed.packed["logprobs"])
         self.output = output
@@ -109,8 +108,7 @@ class Graph:
         """
         passed, slopes, direct = self._given("pulled", gradients)
         self._check()
-        with self._model.passing(training=True):
-            found = passed.pull(slopes, keep=True)
+        found = passed.pull(slopes, keep=True)
         return dict(zip(self._parameters, added(found, [direct.get(name) for name in self._parameters]), strict=True))
 
     def _given(self, method: str, gradients: Mapping[str, Any]) -> "tuple[Pass, dict[str, Tensor], dict[str, Tensor]]":
