@@ -177,6 +177,9 @@ class TestQuantized:
             with LocalTrainingClient(folder, device="cpu") as plain:
                 stir(plain)
                 expected = logprobs(plain.forward(batch).result(WAIT))
+            # After a pass in eval mode, whoever set it, gradients still pass through.
+            client.model.eval()
+            client.forward(batch).result(WAIT)
             output = client.forward_backward(batch, "cross_entropy").result(WAIT)
             assert_close(logprobs(output), expected, tolerance)
             loss = sum((-plain_logprobs(client, one) * array(one, "weights")).sum() for one in batch)

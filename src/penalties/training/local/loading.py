@@ -110,6 +110,7 @@ def _adapted(base: Any, options: ModelOptions) -> Any:
 
     if options.quantize is not None:
         base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+        _keep_unpacked(base)
     _check_modules(base, options.modules_to_save)
     targets = options.target_modules
     config = peft.LoraConfig(
@@ -130,6 +131,18 @@ def _adapted(base: Any, options: ModelOptions) -> Any:
     except ValueError as error:
         expected = f"names of linear layers of the model ({error})"
         raise OptionError(OWNER, "target_modules", targets, expected) from error
+
+
+def _keep_unpacked(base: Any) -> None:
+    """Have no pass pack weights of 4 bits.
+
+    On a CPU that has AVX-512 for bfloat16, bitsandbytes does so at the first pass in eval mode, for good, and no
+    gradient passes through packed weights.
+    """
+    kind = importlib.import_module("bitsandbytes").nn.Linear4bit
+    for module in base.modules():
+        if isinstance(module, kind):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _check_modules(base: Any, wanted: Sequence[str]) -> None:

@@ -105,16 +105,6 @@ class LocalModel:
         for module in self._frozen_norms:
             # Their statistics are part of the frozen model.
             module.eval()
-        for module in self._four_bits:
-            # In eval mode on a CPU, bitsandbytes packs weights for good, in a form that no gradient passes through.
-            module.train()
-
-    @cached_property
-    def _four_bits(self) -> list[Any]:
-        if self.options.quantize != "4bit":
-            return []
-        kind = importlib.import_module("bitsandbytes").nn.Linear4bit
-        return [module for module in self.model.modules() if isinstance(module, kind)]
 
     @contextlib.contextmanager
     def _seeded(self, generator: Any) -> Generator[None]:
