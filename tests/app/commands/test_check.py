@@ -168,6 +168,18 @@ class TestCheck:
         assert found.pop("lengths") == {"measured": 5, "median": 13, "most": 17, "longest": 17, "cut": 0, "lost": 0.0}
         assert found == {"ok": True, "problems": [], "notes": [], "config": load(path).to_dict()}
 
+    def test_notes_on_what_a_model_without_an_adapter_costs(self, run: Run, tmp_path: Path) -> None:
+        text = (
+            '[model]\nadapter = "none"\ndtype = "bfloat16"\n[references]\nbefore = { kind = "initial" }\n[[term]]\n'
+            'fn = "kl_divergence"\ninputs = ["logits", "before.logits"]\noptions = { logits = true }\n'
+        )
+        status, out, _ = run("check", write(tmp_path, text))
+        assert status == 0
+        assert 'note: references.before: model.adapter = "none" keeps a copy of the weights for it' in out
+        assert "note: model.dtype: weights are trained in it too, and small steps are rounded away" in out
+        for change in ("model.adapter=lora", "model.dtype=float32"):
+            assert run("check", write(tmp_path, text), "--set", change)[1] != out
+
     def test_notes_on_what_is_probably_not_intended(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

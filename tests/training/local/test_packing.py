@@ -170,16 +170,14 @@ def test_a_model_that_packs_in_a_single_row_only_is_used_so(tmp_path: Path) -> N
         assert packing_of(found) == "row"
 
 
-def test_the_trial_leaves_the_modes_of_modules_alone() -> None:
+def test_the_trial_draws_nothing_and_leaves_the_model_as_it_was() -> None:
+    state = torch.get_rng_state()
     with tiny() as client:
-        model = client.model
-        model.train()
-        next(model.children()).eval()
-        before = [module.training for module in model.modules()]
-        state = torch.get_rng_state()
-        packing_of(client._model)  # pyright: ignore[reportPrivateUsage]
-        assert [module.training for module in model.modules()] == before
-        assert torch.equal(torch.get_rng_state(), state)
+        before = torch.get_rng_state()
+    torch.set_rng_state(state)
+    with tiny(packing=True) as client:
+        assert not any(module.training for module in client.model.modules())
+        assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("packing", ["rows", 1, None])

@@ -210,6 +210,7 @@ def _not_imported(config: "Config") -> list[Problem]:
 def _notes(config: "Config") -> list[Problem]:
     """Things that are allowed, but probably not intended."""
     from ..config.objective import needs_reference
+    from ..train.clients import needs_copy
 
     base = config.base
     terms = [*config.pipeline(), *([base] if isinstance(base, Term) else [])]
@@ -219,6 +220,13 @@ def _notes(config: "Config") -> list[Problem]:
         for name in config.references
         if name not in read and not needs_reference(config.train.loss)
     ]
+    if needs_copy(config):
+        copied = [name for name, one in config.references.items() if one.kind == "initial"]
+        why = 'model.adapter = "none" keeps a copy of the weights for it, which takes their memory once more'
+        notes.append(Problem(f"references.{copied[0]}", why))
+    if config.model.adapter == "none" and config.model.dtype in ("bfloat16", "float16"):
+        why = "weights are trained in it too, and small steps are rounded away; without it they are float32"
+        notes.append(Problem("model.dtype", why))
     if config.backend.kind == "tinker" and not os.environ.get("TINKER_API_KEY"):
         notes.append(Problem("backend.kind", "TINKER_API_KEY is not set in the environment; training needs it"))
     if config.executor.ray_address is not None and all(term.runs != "ray" for term in config.term):

@@ -6,9 +6,12 @@ from typing import Any, Final, cast
 
 __all__ = ["differences"]
 
-# What may change when a run is resumed: its length, where terms run, what goes through the model at once, and what is
-# written, measured and checked, not what is trained. Data are compared by their contents.
+# What may change when a run is resumed: its length, where terms run, how the model computes and what goes through it at
+# once, and what is written, measured and checked, not what is trained. Data are compared by their contents.
 _FREE: Final = (
+    "model.attention",
+    "model.compile",
+    "model.checkpointing",
     "train.steps",
     "train.micro_batch_tokens",
     "train.packing",

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,8 @@ def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
         read.append(packed(states))
         return states[:, :0]
 
-    with head_reads(model, change):
+    # Transformers collects hidden states by hooks, which compiled code may have left out.
+    with head_reads(model, change), model.eager() if hidden else nullcontext():
         # Without a mask: padding comes after every real position, where a causal model does not look.
         more = {} if batch.position_ids is None else {"position_ids": on_device(model, batch.position_ids)}
         output = model.base(input_ids=tokens, use_cache=False, output_hidden_states=bool(hidden), **more)

@@ -23,15 +23,10 @@ def packing_of(model: LocalModel) -> Packing:
     Positions that start again at 0 tell transformers where a sequence begins. FlashAttention reads them in a single row
     only; the other implementations make a mask of them.
     """
-    modes = {module: module.training for module in model.model.modules()}
-    model.model.eval()
-    try:
+    with model.passing():
         for packing in ("rows", "row"):
             if _separates(model, packing):
                 return packing
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     expected = "False: in this model a sequence would see those before it in its row, or have no positions of its own"
     raise OptionError("LocalTrainingClient", "packing", True, expected)
 
