@@ -1,7 +1,7 @@
 """Teach a small language model a rule with TRL's SFTTrainer and two penalties, from answers that are partly wrong.
 
-A prompt is five letters, and the answer is the first of them; a quarter of the answers are any letter. The trainer alone
-learns those by heart. Run it with `python examples/trainers/trl_first_letter.py`; it needs
+A prompt is five letters, and the answer is the first of them; a quarter of the answers are any letter.
+The trainer alone learns those by heart. Run it with `python examples/trainers/trl_first_letter.py`; it needs
 `pip install "penalties[huggingface]" trl` and nothing from the network.
 """
 
