@@ -87,9 +87,11 @@ def _compiled_regions(
     chosen = [(name, path) for name, path, module in found if modules.get(name) is module]
     regions: list[tuple[str, torch.nn.Module, list[str]]] = []
     for _, outer, region in found:
-        inside = [name for name, path in chosen if path.startswith(f"{outer}." if outer else "") and path != outer]
-        if inside and _has_compiled_forward(region):
-            regions.append((outer, region, inside))
+        # Where all of the model is compiled, its patterns say enough.
+        if outer and _has_compiled_forward(region):
+            inside = [name for name, path in chosen if path.startswith(f"{outer}.")]
+            if inside:
+                regions.append((outer, region, inside))
     return regions
 
 
