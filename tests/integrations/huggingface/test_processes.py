@@ -49,6 +49,19 @@ def test_a_language_model_is_trained_as_by_hand(runs: Any, accumulation: int, ac
         assert logged(run, "loss/total") == pytest.approx(losses, rel=1e-5)
 
 
+@pytest.mark.parametrize(("accumulation", "across"), worker.LANGUAGE)
+def test_a_sink_and_the_output_have_the_objective_of_both(runs: Any, accumulation: int, across: bool):
+    steps = cases.windows(cases.tokens(worker.BATCHES * cases.ROWS), accumulation, ranks=2)
+    losses = reference.train_language_model(cases.language_model(), steps, across=across)
+    for rank in runs:
+        run = rank[f"language {accumulation} {across}"]
+        assert [line["total"] for line in run["announced"]] == pytest.approx(losses, rel=1e-5)
+        assert run["output"] == run["announced"][-1]
+        norms = rank[f"norms {across}"]
+        first = norms["announced"][0]["confidence_grad_norm"]
+        assert first == pytest.approx(logged(norms, "grad_norm/confidence")[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("accumulation", worker.POINTS)
 def test_a_model_without_a_token_count_is_trained_as_by_hand(runs: Any, accumulation: int):
     expected = cases.Regressor()

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 import penalties as pn
+from penalties import telemetry
 
 from . import cases
 
@@ -59,8 +60,15 @@ def main(folder: Path) -> None:
 
 
 def finished(trainer: cases.PenalizedTrainer, resume: str | None = None) -> dict[str, object]:
+    announced: list[dict[str, float]] = []
+    handler = telemetry.attach(
+        lambda event, measured, metadata: announced.append(metadata["output"].metrics()), ["pipeline.stop"]
+    )
     trainer.train(resume_from_checkpoint=resume)
+    telemetry.detach(handler)
     return {
+        "announced": announced,
+        "output": trainer.loss_output.metrics(),
         "parameters": {name: p.detach().clone() for name, p in trainer.model.state_dict().items()},
         "logs": trainer.state.log_history,
         "ranks": trainer.accelerator.num_processes,

@@ -37,6 +37,19 @@ def test_both_end_where_a_loop_by_hand_ends(runs: Any, accumulation: int, epochs
         assert rank[accumulation]["logged"]["loss/total"] == pytest.approx(losses[-1])
 
 
+@pytest.mark.parametrize(("accumulation", "epochs"), worker.EPOCHS.items())
+def test_a_sink_and_the_output_have_the_objective_of_both(runs: Any, accumulation: int, epochs: int) -> None:
+    windows = cases.windows(worker.BATCHES, accumulation, ranks=2)
+    _, losses = cases.by_hand(windows * epochs, accumulation)
+    for rank in runs:
+        run = rank[accumulation]
+        assert [line["total"] for line in run["announced"]] == pytest.approx(losses)
+        assert run["output"] == run["announced"][-1]
+    assert runs[0][accumulation]["announced"] == runs[1][accumulation]["announced"]
+    norms = runs[0]["norms"]["announced"][-1]
+    assert norms["size_grad_norm"] == pytest.approx(runs[0]["norms"]["logged"]["grad_norm/size"])
+
+
 def test_norms_and_cosines_are_those_of_both_processes_together(runs: Any) -> None:
     model = cases.network()
     ((micro,), *_) = cases.windows(worker.BATCHES, 1, ranks=2)

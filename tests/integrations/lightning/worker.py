@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Subset
 
 import penalties as pn
+from penalties import telemetry
 
 from . import cases
 
@@ -44,14 +45,21 @@ def finished(
     model = cases.Model(terms, norms_at=norms_at)
     trainer = cases.trainer(folder, devices=2, strategy="ddp", use_distributed_sampler=False, **options)
     data = cases.points(2 * BATCHES)
+    announced: list[dict[str, float]] = []
+    handler = telemetry.attach(
+        lambda event, measured, metadata: announced.append(metadata["output"].metrics()), ["pipeline.stop"]
+    )
     # Rows in turn; Lightning's own sampler shuffles them.
     mine = Subset(data, range(trainer.global_rank, len(data), 2))
     trainer.fit(model, cases.loader(mine), ckpt_path=resume, weights_only=False if resume else None)
+    telemetry.detach(handler)
     if save is not None and resume is None:
         trainer.save_checkpoint(save)
     return {
         "rank": trainer.global_rank,
         "parameters": [p.detach().clone() for p in model.layers.parameters()],
+        "announced": announced,
+        "output": model.loss_output.metrics(),
         "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
     }
 
