@@ -5,16 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Subset
 
 import penalties as pn
 from penalties import telemetry
+from penalties.backends.torch.sharded import whole
 
 from . import cases
+
+ModelParallelStrategy = cases.lightning.strategies.ModelParallelStrategy
 
 EPOCHS = {1: 1, 4: 4, 8: 5}
 """By the number of micro-batches: at least ten steps, with a shorter last window in each epoch."""
 BATCHES = 10
+
+
+SHARDED = (1, 4)
+"""The number of micro-batches under FSDP2, where some shards are empty: the last layer has one row."""
+
+
+class Sharded(cases.Model):
+    """Under FSDP2, by Lightning's own hook for it."""
+
+    def configure_model(self) -> None:
+        fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
 
 
 def stateful() -> pn.Term:
@@ -25,6 +40,9 @@ def main(folder: Path) -> None:
     runs: dict[Any, Any] = {}
     for accumulation, epochs in EPOCHS.items():
         runs[accumulation] = finished(folder, cases.terms(), accumulate_grad_batches=accumulation, max_epochs=epochs)
+    for accumulation in SHARDED:
+        options = {"accumulate_grad_batches": accumulation, "max_epochs": EPOCHS[accumulation]}
+        runs[f"sharded {accumulation}"] = finished(folder, cases.terms(), kind=Sharded, **options)
     runs["norms"] = finished(folder, cases.terms(), limit_train_batches=1, norms_at="params")
     saved = folder / "saved.ckpt"
     for name, epochs, resume in (("whole", 4, None), ("saved", 2, None), ("resumed", 4, saved)):
@@ -37,13 +55,15 @@ def finished(
     folder: Path,
     terms: pn.Pipeline,
     *,
+    kind: type[cases.Model] = cases.Model,
     norms_at: str | None = None,
     resume: Path | None = None,
     save: Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    model = cases.Model(terms, norms_at=norms_at)
-    trainer = cases.trainer(folder, devices=2, strategy="ddp", use_distributed_sampler=False, **options)
+    model = kind(terms, norms_at=norms_at)
+    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if kind is Sharded else "ddp"
+    trainer = cases.trainer(folder, devices=2, strategy=strategy, use_distributed_sampler=False, **options)
     data = cases.points(2 * BATCHES)
     announced: list[dict[str, float]] = []
     handler = telemetry.attach(
@@ -57,7 +77,7 @@ def finished(
         trainer.save_checkpoint(save)
     return {
         "rank": trainer.global_rank,
-        "parameters": [p.detach().clone() for p in model.layers.parameters()],
+        "parameters": [whole(p.detach()).clone() for p in model.layers.parameters()],
         "announced": announced,
         "output": model.loss_output.metrics(),
         "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
