@@ -1,30 +1,18 @@
 """The mixin on two processes, which really are two: parameters after ten steps equal those of a loop by hand."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ..torchrun import torchrun
 from . import cases, reference, worker
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two ranks saved."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    root = Path(__file__).parents[3]
-    path = os.pathsep.join([str(root), *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    result = subprocess.run(
-        [*command, worker.__name__, str(folder)], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return torchrun(worker, tmp_path_factory.mktemp("ranks"))
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: Any) -> None:

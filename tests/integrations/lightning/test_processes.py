@@ -1,30 +1,19 @@
 """Lightning on two processes, which really are two."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import mse_loss
 
+from ..torchrun import torchrun
 from . import cases, worker
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Any]]:
     """What each of the two ranks saved."""
-    folder, root = tmp_path_factory.mktemp("ranks"), Path(__file__).parents[3]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    path = os.pathsep.join([str(root), *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    result = subprocess.run(
-        [*command, worker.__name__, str(folder)], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return torchrun(worker, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(("accumulation", "epochs"), worker.EPOCHS.items())
