@@ -82,3 +82,9 @@ def test_a_resumed_run_continues_exactly_with_its_state(runs: Any):
         assert logged(resumed, "loss/slow")[-6:] == logged(whole, "loss/slow")[-6:]
     # The state is that of all ranks together.
     assert logged(runs[0]["whole"], "loss/slow") == logged(runs[1]["whole"], "loss/slow")
+
+
+def test_fsdp1_raises(runs: Any):
+    for rank in runs:
+        assert "PenaltiesMixin: the model=" in rank["FSDP1"]
+        assert "expected fully_shard(model)" in rank["FSDP1"]

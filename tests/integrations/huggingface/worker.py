@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import penalties as pn
 from penalties import telemetry
@@ -56,6 +57,15 @@ def main(folder: Path) -> None:
             pipeline=cases.points_pipeline(stateful()),
         )
         runs[name] = finished(trainer, None if resume is None else str(resume))
+    model = cases.Regressor()
+    model.layers[0] = FullyShardedDataParallel(model.layers[0], device_id=torch.device("cpu"))
+    arguments = cases.arguments(folder / "run", 1)
+    data = cases.points(BATCHES * cases.ROWS)
+    trainer = cases.PenalizedTrainer(model, arguments, train_dataset=data, pipeline=cases.points_pipeline())
+    try:
+        trainer.train()
+    except pn.OptionError as error:
+        runs["FSDP1"] = str(error)
     torch.save(runs, folder / f"rank{trainer.args.process_index}.pt")
 
 

@@ -80,3 +80,9 @@ def test_a_resumed_run_continues_exactly_with_its_state(runs: Any) -> None:
             assert torch.equal(one, other)
     # The state is that of both.
     assert runs[0]["whole"]["logged"]["loss/slow"] == runs[1]["whole"]["logged"]["loss/slow"]
+
+
+def test_fsdp1_raises(runs: Any) -> None:
+    for rank in runs:
+        assert "PenaltiesCallback: the model=" in rank["FSDP1"]
+        assert "expected fully_shard(model)" in rank["FSDP1"]

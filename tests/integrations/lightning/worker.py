@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.data import Subset
 
 import penalties as pn
@@ -23,6 +23,14 @@ BATCHES = 10
 
 SHARDED = (1, 4)
 """The number of micro-batches under FSDP2, where some shards are empty: the last layer has one row."""
+
+
+class OfOld(cases.Model):
+    """Under FSDP1."""
+
+    def configure_model(self) -> None:
+        if not isinstance(self.layers[0], FullyShardedDataParallel):
+            self.layers[0] = FullyShardedDataParallel(self.layers[0], device_id=torch.device("cpu"))
 
 
 class Sharded(cases.Model):
@@ -48,6 +56,10 @@ def main(folder: Path) -> None:
     for name, epochs, resume in (("whole", 4, None), ("saved", 2, None), ("resumed", 4, saved)):
         options = {"accumulate_grad_batches": 4, "max_epochs": epochs}
         runs[name] = finished(folder, cases.terms(stateful()), resume=resume, save=saved, **options)
+    try:
+        finished(folder, cases.terms(), kind=OfOld)
+    except pn.OptionError as error:
+        runs["FSDP1"] = str(error)
     torch.save(runs, folder / f"rank{runs[1]['rank']}.pt")
 
 
