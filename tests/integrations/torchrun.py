@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-__all__ = ["torchrun"]
+__all__ = ["leave", "torchrun"]
 
 
 def torchrun(worker: ModuleType, folder: Path) -> list[dict[Any, Any]]:
@@ -23,3 +24,9 @@ def torchrun(worker: ModuleType, folder: Path) -> list[dict[Any, Any]]:
     )
     assert result.returncode == 0, result.stderr[-4000:]
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+def leave() -> None:
+    """The end of a worker: threads of gloo that still run at exit may abort the process."""
+    dist.barrier()
+    dist.destroy_process_group()

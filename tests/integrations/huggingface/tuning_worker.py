@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from ..torchrun import leave
 from . import cases, tuning
 
 KINDS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
@@ -34,3 +35,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

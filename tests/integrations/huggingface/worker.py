@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 import penalties as pn
 from penalties import telemetry
 
+from ..torchrun import leave
 from . import cases
 
 LANGUAGE = [(accumulation, across) for accumulation in (1, 4, 8) for across in (True, False)]
@@ -87,3 +88,4 @@ def finished(trainer: cases.PenalizedTrainer, resume: str | None = None) -> dict
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

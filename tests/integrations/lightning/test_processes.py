@@ -26,12 +26,12 @@ def test_both_end_where_a_loop_by_hand_ends(runs: Any, accumulation: int, epochs
         assert rank[accumulation]["logged"]["loss/total"] == pytest.approx(losses[-1])
 
 
-@pytest.mark.parametrize("accumulation", worker.SHARDED)
-def test_both_end_there_under_fsdp2_with_empty_shards(runs: Any, accumulation: int) -> None:
+@pytest.mark.parametrize(("by_layer", "accumulation"), worker.SHARDED)
+def test_both_end_there_under_fsdp2_with_empty_shards(runs: Any, by_layer: bool, accumulation: int) -> None:
     windows = cases.windows(worker.BATCHES, accumulation, ranks=2)
     expected, losses = cases.by_hand(windows * worker.EPOCHS[accumulation], accumulation)
     for rank in runs:
-        run = rank[f"sharded {accumulation}"]
+        run = rank[f"sharded {by_layer} {accumulation}"]
         torch.testing.assert_close(run["parameters"], [p.detach() for p in expected.parameters()])
         assert [line["total"] for line in run["announced"]] == pytest.approx(losses)
 

@@ -12,6 +12,7 @@ import penalties as pn
 from penalties import telemetry
 from penalties.backends.torch.sharded import whole
 
+from ..torchrun import leave
 from . import cases
 
 ModelParallelStrategy = cases.lightning.strategies.ModelParallelStrategy
@@ -21,8 +22,8 @@ EPOCHS = {1: 1, 4: 4, 8: 5}
 BATCHES = 10
 
 
-SHARDED = (1, 4)
-"""The number of micro-batches under FSDP2, where some shards are empty: the last layer has one row."""
+SHARDED = [(by_layer, accumulation) for by_layer in (True, False) for accumulation in (1, 4)]
+"""Under FSDP2, where some shards are empty: the last layer has one row."""
 
 
 class OfOld(cases.Model):
@@ -36,8 +37,18 @@ class OfOld(cases.Model):
 class Sharded(cases.Model):
     """Under FSDP2, by Lightning's own hook for it."""
 
+    by_layer = False
+    """After the forward, parameters of the whole are still gathered, those of its layers are not."""
+
     def configure_model(self) -> None:
-        fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
+        mesh = self.device_mesh["data_parallel"]
+        for layer in (self.layers[0], self.layers[2]) if self.by_layer else ():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.layers, mesh=mesh)
+
+
+class ShardedByLayer(Sharded):
+    by_layer = True
 
 
 def stateful() -> pn.Term:
@@ -48,9 +59,10 @@ def main(folder: Path) -> None:
     runs: dict[Any, Any] = {}
     for accumulation, epochs in EPOCHS.items():
         runs[accumulation] = finished(folder, cases.terms(), accumulate_grad_batches=accumulation, max_epochs=epochs)
-    for accumulation in SHARDED:
+    for by_layer, accumulation in SHARDED:
+        kind = ShardedByLayer if by_layer else Sharded
         options = {"accumulate_grad_batches": accumulation, "max_epochs": EPOCHS[accumulation]}
-        runs[f"sharded {accumulation}"] = finished(folder, cases.terms(), kind=Sharded, **options)
+        runs[f"sharded {by_layer} {accumulation}"] = finished(folder, cases.terms(), kind=kind, **options)
     runs["norms"] = finished(folder, cases.terms(), limit_train_batches=1, norms_at="params")
     saved = folder / "saved.ckpt"
     for name, epochs, resume in (("whole", 4, None), ("saved", 2, None), ("resumed", 4, saved)):
@@ -74,7 +86,9 @@ def finished(
     **options: Any,
 ) -> dict[str, Any]:
     model = kind(terms, norms_at=norms_at)
-    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if kind is Sharded else "ddp"
+    strategy: Any = "ddp"
+    if issubclass(kind, Sharded):
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     trainer = cases.trainer(folder, devices=2, strategy=strategy, use_distributed_sampler=False, **options)
     data = cases.points(2 * BATCHES)
     announced: list[dict[str, float]] = []
@@ -98,3 +112,4 @@ def finished(
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()
