@@ -4,12 +4,11 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...errors import InputError, MissingLibraryError, PenaltiesError, said
-from ...training.libraries import library
 from ...training.local.model import TINY
 from ...training.local.tiny import ByteTokenizer
 from ...training.references import check_vocabulary
@@ -19,12 +18,13 @@ from ...training.types import AdamParams, ModelInput, SamplingParams
 from ..privacy import API_KEY, hide
 from ..runs.disk import RunError
 from .knocking import knock
+from .loading import loading, without_bars
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..config.tables import ClientTable
 
-__all__ = ["Backend", "Local", "Tinker", "connect", "without_bars"]
+__all__ = ["Backend", "Local", "Tinker", "connect"]
 
 _GOODBYE: Final = 10.0
 """Seconds that a server may take to close the session."""
@@ -101,7 +101,7 @@ class Local:
             "micro_batch_tokens": config.train.micro_batch_tokens,
         }
         self._others: list[Any] = []
-        with without_bars():
+        with without_bars(), loading(model.name):
             self.client: Any = LocalTrainingClient(
                 model.name,
                 rank=model.rank,
@@ -136,7 +136,7 @@ class Local:
         """A second model in this process."""
         from ...training.local import LocalTrainingClient
 
-        with without_bars():
+        with without_bars(), loading(table.model):
             client = LocalTrainingClient(table.model, seed=table.seed, **self._options)
             self._others.append(client)
             # A model in a folder may have no tokenizer.
@@ -162,19 +162,6 @@ def _check_teacher(tokenizer: Any, teacher: Any, table: "ClientTable") -> None:
         check_vocabulary(tokenizer, teacher, f'"{table.model}"')
     except InputError as error:
         raise RunError(f"references: {error}", 2) from error
-
-
-@contextlib.contextmanager
-def without_bars() -> Generator[None]:
-    """Keep the progress bars of transformers and of the hub out of what the program prints."""
-    bars = library("LocalTrainingClient", "transformers", "train").logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 class Tinker:

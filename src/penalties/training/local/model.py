@@ -111,7 +111,7 @@ class LocalModel:
         from transformers import AutoTokenizer
 
         loader: Any = AutoTokenizer
-        return loader.from_pretrained(self.name)
+        return loader.from_pretrained(self.name, trust_remote_code=False)
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -189,7 +189,7 @@ def _pretrained(name: str, precision: Any) -> Any:
     loader: Any = AutoModelForCausalLM
     try:
         # On the CPU first, where the adapter is drawn, so that every device gets the same numbers.
-        return loader.from_pretrained(name, dtype="auto" if precision is None else precision)
+        return loader.from_pretrained(name, dtype="auto" if precision is None else precision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         expected = (
             f'"tiny", a folder with a causal language model, or the name of one on the Hugging Face hub ({error})'
