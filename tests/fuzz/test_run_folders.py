@@ -86,7 +86,7 @@ def test_a_damaged_run_is_resumed_to_the_same_end_or_a_sentence_says_why_not(
         assert status == 0 or said.err.startswith("error: ")
         assert not {"\x1b", "\x00"} & {*said.out, *said.err}
         assert Path("precious").read_text() == PRECIOUS
-        assert "lurking" not in sys.modules
+        assert not {"lurking", "run.lurking"} & sys.modules.keys()
         return status
 
     def check(generator: np.random.Generator) -> None:
@@ -227,8 +227,12 @@ def _lurking(draw: random.Random, run: Path) -> None:
     (run / "lurking.py").write_text("raise SystemExit\n")
     config = json.loads((run / "config.json").read_text())
     with contextlib.suppress(KeyError, TypeError, IndexError):
-        config["term"][0]["fn"] = "lurking:term"
-        config["folder"] = [str(run), str(run / "checkpoints")]
+        path = draw.choice(["lurking:term", "run.lurking:term"])
+        if draw.random() < 0.5:
+            config["samples"]["metrics"] = [path]
+        else:
+            config["term"][0]["fn"] = path
+        config["folder"] = [str(run), str(run / "checkpoints"), str(run.parent)]
         (run / "config.json").write_text(json.dumps(config))
 
 

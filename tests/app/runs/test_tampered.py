@@ -250,17 +250,62 @@ class TestResults:
         assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_no_module_is_imported_from_the_folder_of_a_run(
-    run: Path, error: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (run / "lurking.py").write_text("raise SystemExit('it ran')\n")
-    config = json.loads((run / "config.json").read_text())
-    config["term"][0]["fn"] = "lurking:term"
-    (run / "config.json").write_text(json.dumps(config | {"folder": [str(run)]}))
-    monkeypatch.chdir(run)
-    assert resume(Path()) == 2
-    assert "No module named 'lurking'" in error()
+class TestModules:
+    """A config that was changed names one that touches a file."""
+
+    @pytest.fixture(autouse=True)
+    def modules(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        for folder in (run, run / "checkpoints", run.parent / "beside"):
+            folder.mkdir(exist_ok=True)
+            (folder / "lurking.py").write_text(f"from pathlib import Path\n\nPath({str(run / 'ran')!r}).touch()\n")
+        yield
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("lurking", "run", "beside")]:
+            del sys.modules[name]
+
+    def change(self, run: Path, key: str, path: str) -> None:
+        config = json.loads((run / "config.json").read_text())
+        if key == "samples.metrics":
+            config["samples"]["metrics"] = [path]
+        else:
+            config["term"][0]["fn"] = path
+        folders = [str(run), str(run / "checkpoints"), str(run.parent)]
+        (run / "config.json").write_text(json.dumps(config | {"folder": folders}))
+
+    @pytest.mark.parametrize("package", [True, False])
+    @pytest.mark.parametrize("module", ["lurking", "run.lurking", "run.checkpoints.lurking"])
+    def test_none_is_imported_from_the_folder_of_a_run(
+        self, run: Path, error: Callable[[], str], monkeypatch: pytest.MonkeyPatch, module: str, package: bool
+    ) -> None:
+        if package:
+            shutil.copyfile(run / "lurking.py", run / "__init__.py")
+        # Other metrics over samples are no reason not to resume.
+        self.change(run, "samples.metrics", f"{module}:metric")
+        assert resume(run) == 2
+        said = error()
+        if module == "lurking":
+            assert "No module named 'lurking'" in said
+        else:
+            assert f'samples.metrics: "{module}:metric" is in {run}, from which nothing is imported' in said
+        monkeypatch.chdir(run)
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        assert resume(Path()) == 2
+        assert "from which nothing is imported" in error()
+        assert not (run / "ran").exists()
+
+    def test_none_is_imported_before_the_config_is_known_to_be_that_of_the_checkpoint(
+        self, run: Path, error: Callable[[], str]
+    ) -> None:
+        self.change(run, "term.fn", "beside.lurking:term")
+        assert resume(run) == 2
+        assert "its config changed: term.0.fn was" in error()
+        assert not (run / "ran").exists()
+
+    def test_one_elsewhere_is(self, run: Path, error: Callable[[], str]) -> None:
+        self.change(run, "samples.metrics", "beside.lurking:metric")
+        assert resume(run) == 2
+        assert "has no" in error()
+        assert (run / "ran").exists()
 
 
 def test_a_report_that_another_process_is_writing_is_left_to_it(run: Path) -> None:

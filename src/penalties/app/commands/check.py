@@ -221,14 +221,9 @@ def _tried(config: "Config") -> tuple[dict[str, Any] | None, list[Problem], list
 
 def _not_imported(config: "Config") -> list[Problem]:
     """The functions that were not looked up, because of --no-code or of other problems."""
-    from ..config.objective import is_path
+    from ..config.code import named
 
-    named = [("train.loss", config.train.loss)]
-    named += [(f"term.{index}.fn", one.fn) for index, one in enumerate(config.term, 1)]
-    named += [("samples.metrics", metric) for metric in config.samples.metrics]
-    return [
-        Problem(where, f'"{path}" was not imported, nor its options checked') for where, path in named if is_path(path)
-    ]
+    return [Problem(where, f'"{path}" was not imported, nor its options checked') for where, path in named(config)]
 
 
 def _notes(config: "Config") -> list[Problem]:
