@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from ...files import read_plain
 from ..problems import ConfigError, Problem, nearest
 from .checks import checked, hidden, without_secrets
 from .code import holding, inside
@@ -130,7 +131,8 @@ def find(path: str | os.PathLike[str] | None) -> Path:
 
 def _parsed(source: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(source.read_bytes().decode("utf-8-sig"))
+        # A link is followed: it is the user who names the file.
+        return tomllib.loads(read_plain(os.path.realpath(source)).decode("utf-8-sig"))
     except FileNotFoundError:
         there = [one.name for one in source.parent.glob("*.toml")] if source.parent.is_dir() else []
         hint = nearest(source.name, [*there, DEMO]) or "; give the path of a TOML file"
