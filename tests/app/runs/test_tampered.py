@@ -146,13 +146,33 @@ class TestWithoutConfig:
             assert "without --resume" not in said
         assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path in before} == before
 
-    @pytest.mark.parametrize("left", ["checkpoints", "references"])
+    @pytest.mark.parametrize(
+        "left", ["checkpoints", "references", "report.html", "sinks.json", "mlflow.db", "tensorboard", "mlflow", "wandb"]
+    )
     def test_what_is_left_may_be_anything(self, run: Path, error: Callable[[], str], left: str) -> None:
         for path in run.iterdir():
             if path.name != left:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        assert cli.main(["train", "toy.toml", "--run", str(run)]) == 2
-        assert f"run has {left}/" in error()
+        path = run / left
+        if not path.exists():
+            path = path if path.suffix else path / "events.1"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("{}")
+        before = sorted(run.rglob("*"))
+        for more in ([], ["--resume"]):
+            assert cli.main(["train", "toy.toml", "--run", str(run), *more]) == 2
+            said = error()
+            assert f"run has {left}" in said
+            assert "of a run, but no config.json" in said
+        assert sorted(run.rglob("*")) == before
+
+    @pytest.mark.parametrize("text", ["[]", "{}", "no JSON"])
+    def test_a_config_of_something_else_is_called_that(self, run: Path, error: Callable[[], str], text: str) -> None:
+        (run / "config.json").write_text(text)
+        (run / "lock").unlink()
+        for more in ([], ["--resume"]):
+            assert cli.main(["train", "toy.toml", "--run", str(run), *more]) == 2
+            assert "run has metrics.jsonl of a run, but a config.json that is not; restore that to resume" in error()
 
     def test_a_folder_with_nothing_of_a_run_is_a_new_one(self, run: Path) -> None:
         for name in ("checkpoints", "references"):
