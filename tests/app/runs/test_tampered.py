@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penalties.app import cli
-from penalties.app.runs import Run
+from penalties.app.runs import Run, checkpoints
 from penalties.app.train import start as start_module
 from tests.app.stand_ins import Backend, trained, weights_of, write_config
 
@@ -147,7 +147,8 @@ class TestWithoutConfig:
         assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path in before} == before
 
     @pytest.mark.parametrize(
-        "left", ["checkpoints", "references", "report.html", "sinks.json", "mlflow.db", "tensorboard", "mlflow", "wandb"]
+        "left",
+        ["checkpoints", "references", "report.html", "sinks.json", "mlflow.db", "tensorboard", "mlflow", "wandb"],
     )
     def test_what_is_left_may_be_anything(self, run: Path, error: Callable[[], str], left: str) -> None:
         for path in run.iterdir():
@@ -268,6 +269,33 @@ class TestResults:
         before = (run / "metrics.jsonl").read_bytes()
         assert resume(run) == 0
         assert (run / "metrics.jsonl").read_bytes() == before
+
+
+class TestNotes:
+    """What a checkpoint has for the training loop, under a checksum that is right."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *((name, None) for name in ("config", "data", "findings")),
+            *(("config", []), ("data", 5), ("findings", []), ("findings", {"a": 1}), ("findings", {"a": ["1", 2, 3]})),
+            *(("best", [1]), ("best", {}), ("best", {"step": "1", "value": 0.5, "waited": 0}), ("best", 5)),
+            *(("references", [1]), ("references", {"initial": 5}), ("references", {"initial": [-1, "x"]})),
+        ],
+    )
+    def test_wrong_ones_are_a_sentence(self, run: Path, error: Callable[[], str], name: str, value: Any) -> None:
+        for folder in (run / "checkpoints").iterdir():
+            about = json.loads((folder / "checkpoint.json").read_text())
+            del about["checksum"]
+            del about["notes"][name]
+            if value is not None:
+                about["notes"][name] = value
+            checksum = checkpoints._checksum_of(about)
+            (folder / "checkpoint.json").write_text(json.dumps({**about, "checksum": checksum}))
+        for command in (["--run", str(run)], ["toy.toml", "--run", str(run)]):
+            assert cli.main(["train", *command, "--resume", "--set", "train.steps=6"]) == 1
+            assert f"the checkpoint after 4 steps has no notes.{name}" in (said := error())
+            assert ", or none that it can have; remove it to resume from the one before, or start again" in said
 
 
 class TestModules:

@@ -17,6 +17,7 @@ from .best import Best
 from .clients import connect
 from .execution import executing
 from .loop import Interrupted, TermFailed, Training
+from .notes import Notes
 from .progress import SILENT, Progress
 from .sinks import attached
 
@@ -65,7 +66,7 @@ def _completed(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_config(run: Run, config: "Config", checkpoint: Checkpoint | None = None) -> None:
     """Raise if the config is not that of the run, and of its checkpoint: the file of the config may have changed."""
-    before = run.config() if checkpoint is None else checkpoint.notes["config"]
+    before = run.config() if checkpoint is None else Notes.of(checkpoint).config
     changed = differences(_completed(run, before), config.to_dict())
     if changed:
         raise RunError(
@@ -93,7 +94,7 @@ def _begin(run: Run, config: "Config", checkpoint: Checkpoint | None) -> bool:
     if checkpoint is None:
         return ended < config.train.steps and not last.get("early")
     # With more patience, a run that ended early goes on.
-    early = ended == done and Best(config.train, checkpoint.notes.get("best")).exhausted
+    early = ended == done and Best(config.train, Notes.of(checkpoint).known_best).exhausted
     return min(ended, done) < config.train.steps and not early
 
 
@@ -114,8 +115,8 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             if config.backend.server == "probe":
                 progress.say(f"the server {backend.server}")
             stream = Stream(config, backend.tokenizer, backend.limit)
-            notes: Mapping[str, Any] = {} if checkpoint is None else checkpoint.notes
-            references = References(config.providers(backend.another), run.references, notes.get("references", {}))
+            known = {} if checkpoint is None else Notes.of(checkpoint).references
+            references = References(config.providers(backend.another), run.references, known)
 
             early: list[str] = []
 

@@ -8,13 +8,14 @@ import importlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...errors import InputError
 from ...files import sync
 from .model import LocalModel
+from .optimizer import GRADIENT, STATE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,10 +88,13 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
         there = "has no client.json" if folder.is_dir() else "does not exist"
         raise InputError(f"{function}: {folder} {there}; expected a path that save_state returned")
     try:
-        about: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
+        found = json.loads((folder / _ABOUT).read_text())
         adapter, training = (safetensors.load_file(folder / name) for name in (_ADAPTER, _TRAINING))
     except Exception as error:
         raise InputError(f"{function}: {folder} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{function}: {folder} cannot be read: {_ABOUT} is not a JSON object")
+    about = cast("dict[str, Any]", found)
     own = {"form": _FORM, **_about(model)}
     different = [key for key in own if key != "model" and about.get(key) != own[key]]
     if different:
@@ -101,7 +105,34 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
             f'{function}: {folder} was saved by another model, "{about.get("model")}", not "{own["model"]}": they '
             f"differ in {', '.join(details)}; create the client as it was when it saved"
         )
+    lacks = next(_lacking(model, adapter, training), None)
+    if lacks is not None:
+        raise InputError(f"{function}: {folder} cannot be read: it has no {lacks}, or one of another shape")
     return {name: adapter[_peft_name(name)] for name in model.parameters}, training
+
+
+def _lacking(
+    model: LocalModel, adapter: "Mapping[str, Tensor]", training: "Mapping[str, Tensor]"
+) -> Generator[str, None, None]:
+    """The tensors that are missing, or are not as `write` writes them."""
+    import torch
+
+    for name, one in model.parameters.items():
+        stored = adapter.get(_peft_name(name))
+        if stored is None or stored.shape != one.shape:
+            yield _peft_name(name)
+        # A parameter without a step has no moments either, and gradients may not be accumulated.
+        begun = any(f"{kind}/{name}" in training for kind in STATE)
+        for kind in (*(STATE if begun else ()), *([GRADIENT] if f"{GRADIENT}/{name}" in training else [])):
+            stored = training.get(f"{kind}/{name}")
+            if stored is None or stored.shape != (() if kind == "step" else one.shape):
+                yield f"{kind}/{name}"
+    try:
+        torch.Generator().set_state(training["generator"])
+    except (KeyError, RuntimeError, TypeError):
+        yield "generator"
+    if "micro_batch_tokens" in training and training["micro_batch_tokens"].shape != ():
+        yield "micro_batch_tokens"
 
 
 def _about(model: LocalModel) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from ...functional.options import check_number
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NORM", "Adam", "check_adam"]
+__all__ = ["GRADIENT", "NORM", "STATE", "Adam", "check_adam"]
 
 NORM: Final = "unclipped_grad_l2:mean"
 """The service's name for the norm of the gradient before clipping."""
 
-_STATE: Final = ("step", "exp_avg", "exp_avg_sq")
+STATE: Final = ("step", "exp_avg", "exp_avg_sq")
+GRADIENT: Final = "gradient"
+"""What is saved of each parameter: PyTorch's names of its moments, and what has been accumulated."""
 # The smallest value of each option, the range in words, and the upper bound.
 _OPTIONS: Final = {
     "learning_rate": (0.0, "a finite number of at least 0", math.inf),
@@ -91,9 +93,9 @@ class Adam:
             f"{kind}/{name}": state[kind]
             for name, one in self._parameters.items()
             if (state := self._optimizer.state.get(one))
-            for kind in _STATE
+            for kind in STATE
         }
-        gradients = {f"gradient/{name}": one.grad for name, one in self._parameters.items() if one.grad is not None}
+        gradients = {f"{GRADIENT}/{name}": one.grad for name, one in self._parameters.items() if one.grad is not None}
         return found | gradients
 
     def restore(self, state: "Mapping[str, Tensor]") -> None:
@@ -101,6 +103,6 @@ class Adam:
         self._optimizer = self._made()
         for name, one in self._parameters.items():
             if f"step/{name}" in state:
-                self._optimizer.state[one] = {kind: state[f"{kind}/{name}"].to(one.device) for kind in _STATE}
-            gradient = state.get(f"gradient/{name}")
+                self._optimizer.state[one] = {kind: state[f"{kind}/{name}"].to(one.device) for kind in STATE}
+            gradient = state.get(f"{GRADIENT}/{name}")
             one.grad = None if gradient is None else gradient.to(one.device)
