@@ -14,9 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import TYPE_CHECKING, Any, Final
 
 from ...files import check_plain, open_plain, sync, write_atomically
 from ...pipeline.saving import load_state, save_state
@@ -24,6 +22,9 @@ from ...trees import map_arrays
 from ..problems import joined
 from .disk import RunError, discard, read_object, reason, writing
 from .run import Run
+
+if TYPE_CHECKING:
+    from .about import About
 
 __all__ = ["Checkpoint", "commit", "find", "latest"]
 
@@ -35,22 +36,6 @@ _CHECKSUM: Final = "checksum"
 _BEST: Final = "best"
 _KEPT: Final = 2
 """The last, and the one before it, in case the last is damaged."""
-
-
-_Count = Annotated[int, Field(ge=0)]
-
-
-class _About(BaseModel, strict=True):
-    """What a checkpoint says about itself, besides its version and its checksum."""
-
-    files: dict[str, str]
-    step: _Count
-    client: str
-    log_size: _Count
-    has_state: bool
-    # A run of an earlier version has no best.
-    best: _Count | None = None
-    notes: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -216,7 +201,7 @@ def _best_of(folder: Path) -> int | None:
     return None
 
 
-def _read(folder: Path, step: int) -> _About:
+def _read(folder: Path, step: int) -> "About":
     """What a checkpoint says about itself, if every file of it is as it was written."""
     try:
         about = read_object(folder / _ABOUT)
@@ -229,11 +214,12 @@ def _read(folder: Path, step: int) -> _About:
         raise RunError(f"{folder} has version {version}; this version of penalties reads {_VERSION}")
     if checksum != _checksum_of(about):
         raise _DamagedError(f"{_ABOUT} does not match its checksum")
+    from .about import About, wrong
+
     try:
-        said = _About.model_validate(about)
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors(include_url=False, include_input=False)[0]["loc"])
-        raise _DamagedError(f"{_ABOUT} has no {where}, or none that it can have") from error
+        said = About.model_validate(about)
+    except ValueError as error:
+        raise _DamagedError(f"{_ABOUT} has no {wrong(error)}, or none that it can have") from error
     if said.step != step:
         raise _DamagedError(f"it is the checkpoint after step {said.step}")
     found = _checksums(folder)

@@ -34,7 +34,6 @@ from .best import Best
 from .clients import Backend
 from .evaluation import evaluate, every_term, measured
 from .findings import Findings
-from .notes import Notes
 from .progress import Progress, short
 from .samples import Sampler
 from .signals import Interruption
@@ -111,6 +110,8 @@ class Training:
         later.
         """
         if checkpoint is not None:
+            from .notes import Notes
+
             notes = Notes.of(checkpoint)
             if notes.data != self.stream.fingerprint:
                 raise RunError("the data changed since the run began; restore them, then resume", 2)

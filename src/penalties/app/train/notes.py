@@ -1,11 +1,12 @@
 """What a checkpoint has for the training loop, checked: a file may have any types under a checksum that is right."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel
 
 from ..problems import counted
+from ..runs.about import Count, wrong
 from ..runs.disk import RunError
 
 if TYPE_CHECKING:
@@ -13,15 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Notes"]
 
-_Count = Annotated[int, Field(ge=0)]
-
 
 class _Best(BaseModel, strict=True):
     """The best evaluation; see `Best`."""
 
-    step: _Count | None
+    step: Count | None
     value: float | None
-    waited: _Count
+    waited: Count
 
 
 class Notes(BaseModel, strict=True):
@@ -32,7 +31,7 @@ class Notes(BaseModel, strict=True):
     """Their fingerprint."""
     findings: dict[str, tuple[int, int, int]]
     """See `Findings`."""
-    references: dict[str, tuple[_Count, str]] = {}
+    references: dict[str, tuple[Count, str]] = {}
     """By name: how many data are cached, and their checksum."""
     best: _Best | None = None
 
@@ -47,10 +46,9 @@ class Notes(BaseModel, strict=True):
         try:
             # As JSON, in which a tuple is a list.
             return cls.model_validate_json(json.dumps(dict(checkpoint.notes)))
-        except ValidationError as error:
-            where = ".".join(str(part) for part in error.errors(include_url=False, include_input=False)[0]["loc"])
+        except ValueError as error:
             after = counted(checkpoint.step, "step")
             raise RunError(
-                f"the checkpoint after {after} has no notes.{where}, or none that it can have; remove it to resume "
-                "from the one before, or start again in another folder"
+                f"the checkpoint after {after} has no notes.{wrong(error)}, or none that it can have; remove it to "
+                "resume from the one before, or start again in another folder"
             ) from error
