@@ -130,6 +130,7 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is(tmp_path):
             "On held-out data the base loss was lowest at step 4, 1, and has risen to 2 at step 9: "
             "train for fewer steps, about 4.",
         ),
+        ({0: 3.0}, "On held-out data the base loss is 3 before training, the only evaluation."),
         ({4: math.nan}, None),
     ],
 )
@@ -137,6 +138,15 @@ def test_held_out_data(tmp_path, losses, sentence):
     found = verdict(write_run(tmp_path, steps=10, evaluate=losses))
     assert told(found, "held out") == ([] if sentence is None else [sentence])
     assert ("the held-out loss rises" in found.summary.lower()) == ("risen" in (sentence or ""))
+
+
+def test_a_held_out_loss_that_never_fell(tmp_path):
+    found = verdict(write_run(tmp_path, steps=10, evaluate={0: 1.0, 5: 1.5, 9: 2.0}))
+    assert told(found, "held out") == [
+        "On held-out data the base loss was lowest before training, 1, and has risen to 2 at step 9: a lower learning "
+        "rate may help."
+    ]
+    assert "held-out loss is higher than before training" in found.summary
 
 
 def test_a_checkpoint_is_the_better_one_only_where_it_is_kept(tmp_path):

@@ -34,6 +34,7 @@ from .best import Best
 from .clients import Backend
 from .evaluation import evaluate, every_term, measured
 from .findings import Findings
+from .memory import peak_memory
 from .progress import Progress, short
 from .samples import Sampler
 from .signals import Interruption
@@ -192,6 +193,7 @@ class Training:
         self.state |= loss.state
         plain = loss.read()
         self.done += 1
+        memory = peak_memory(self.backend.device)
         self._write(
             {
                 "kind": "step",
@@ -200,6 +202,7 @@ class Training:
                 "seconds": time.perf_counter() - began,
                 "tokens": _tokens(data),
                 "learning_rate": rate,
+                **({} if memory is None else {"memory": memory}),
                 **_described(plain),
                 "metrics": _flat(plain, output.metrics, getattr(optimizer, "metrics", None)),
             }

@@ -67,20 +67,26 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
     best, best_at = float(series.values[lowest]), int(series.steps[lowest])
     last, last_at = float(series.values[-1]), int(series.steps[-1])
     if len(series) == 1:
-        text = f"On held-out data the {what} is {shown(last)} at step {steps_shown(last_at)}, the only evaluation."
+        text = f"On held-out data the {what} is {shown(last)} {_when(last_at)}, the only evaluation."
         yield Finding("held out", (text,))
         return
     scale = max(float(series.values[0]) - best, abs(best))
     if last - best > _RISEN * scale:
         text = (
-            f"On held-out data the {what} was lowest at step {steps_shown(best_at)}, {shown(best)}, and has risen "
-            f"to {shown(last)} at step {steps_shown(last_at)}: {_better(run, series, best_at)}."
+            f"On held-out data the {what} was lowest {_when(best_at)}, {shown(best)}, and has risen "
+            f"to {shown(last)} {_when(last_at)}: {_better(run, series, best_at)}."
         )
-        yield Finding("held out", (text,), (f"the held-out loss rises after step {steps_shown(best_at)}",))
+        since = f"rises after step {steps_shown(best_at)}" if best_at else "is higher than before training"
+        yield Finding("held out", (text,), (f"the held-out loss {since}",))
         return
     change = Ends(float(series.values[0]), last, 1)
-    lowest_words = "its lowest" if best_at == last_at else f"lowest at step {steps_shown(best_at)}, {shown(best)}"
+    lowest_words = "its lowest" if best_at == last_at else f"lowest {_when(best_at)}, {shown(best)}"
     yield Finding("held out", (f"On held-out data the {what} {moved(change)}, {lowest_words}.",))
+
+
+def _when(step: int) -> str:
+    """When an evaluation was made."""
+    return f"at step {steps_shown(step)}" if step else "before training"
 
 
 def _better(run: RunLog, series: Series, best_at: int) -> str:
@@ -94,7 +100,7 @@ def _better(run: RunLog, series: Series, best_at: int) -> str:
     last = float(series.values[-1])
     if losses and last - min(losses) > _RISEN * abs(last):
         return f"the checkpoint of step {steps_shown(saved[int(np.argmin(losses))])} is better"
-    return f"train for fewer steps, about {steps_shown(best_at)}"
+    return f"train for fewer steps, about {steps_shown(best_at)}" if best_at else "a lower learning rate may help"
 
 
 def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
