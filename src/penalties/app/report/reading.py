@@ -272,6 +272,7 @@ def _evaluations(found: "Sequence[tuple[int, LossRecord]]", steps: Ints, names: 
         _series(at, [losses[step]["loss_total"] for step in at]),
         {name: series for name, series in contributions.items() if len(series)},
         _held_out_metrics({step: _parts(losses[step]) for step in at}),
+        {name: _series(at, [_parts(losses[step]).get(name, {}).get("value") for step in at]) for name in names},
     )
 
 

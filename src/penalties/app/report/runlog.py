@@ -131,6 +131,8 @@ class Evaluations:
     contributions: Mapping[str, Series] = field(default_factory=dict[str, Series])
     metrics: Mapping[tuple[str, str], Series] = field(default_factory=dict[tuple[str, str], Series])
     """The own metrics of terms, by term and name."""
+    values: Mapping[str, Series] = field(default_factory=dict[str, Series])
+    """The value of every term, the base loss included, without its weight."""
 
     @property
     def loss(self) -> Series:

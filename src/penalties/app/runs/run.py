@@ -195,6 +195,10 @@ class Run:
         """The records of the log so far."""
         return records(self.metrics)
 
+    def saved(self) -> list[Path]:
+        """The folders of its checkpoints, the first one first."""
+        return sorted(_named(self.checkpoints, _STEP), key=lambda path: int(path.name))
+
     def last(self) -> dict[str, Any] | None:
         """The last record of the log; None if there is none, or a crash of the machine left something else."""
         try:
