@@ -121,7 +121,7 @@ def hinted(error: "TermFailed", config: "Config") -> RunError:
     if error.finite:
         return RunError(f"{error}\n{skipping}{', and ' if skipping else ''}--debug shows the traceback")
     tries = ["lower train.learning_rate", *(["set train.grad_clip_norm"] if not config.train.grad_clip_norm else [])]
-    if error.term is None and config.train.gradients_every != 1:
+    if error.of_gradient and error.term is None and config.train.gradients_every != 1:
         tries.append("set train.gradients_every = 1, which names the term")
     return RunError(f"{error}\n{joined(tries)}{'; ' if skipping else ''}{skipping}")
 

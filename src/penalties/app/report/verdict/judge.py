@@ -105,9 +105,12 @@ def _better(run: RunLog, series: Series, best_at: int) -> str:
 
 def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
     kinds = [event.kind for event in run.events]
-    resumed = [steps_shown(event.step) for event in run.events if event.kind == "resumed"]
-    if resumed:
-        yield Finding("run", ("It was resumed after step ", *listed(resumed), "."))
+    resumed = [event.step for event in run.events if event.kind == "resumed"]
+    later = [steps_shown(step) for step in resumed if step]
+    words: list[Sentence] = [("before step 1",)] if 0 in resumed else []
+    words += [("after step ", *listed(later))] if later else []
+    if words:
+        yield Finding("run", ("It was resumed ", *listed(words), "."))
     done = int(run.steps[-1]) if len(run.steps) else 0
     wanted = run.wanted
     if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
@@ -125,6 +128,10 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
             torn = " while writing a line" if run.torn else ""
             text = f"The log ends after {after}: the run is still going, or was stopped{torn}."
         yield Finding("run", (text,))
+    elif not done and kinds and kinds[-1] == "failed":
+        yield Finding(
+            "run", (f"It failed before its first step was finished: {run.events[-1].message.splitlines()[0]}",)
+        )
     if run.unreadable:
         first, count = [str(line) for line in run.unreadable[:5]], len(run.unreadable)
         numbers = listed([*first, f"{count - 5} more"] if count > 5 else first)
