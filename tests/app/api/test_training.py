@@ -127,9 +127,13 @@ class TestFailures:
             ):
                 pn.train("toy.toml", quiet=True)
         assert len(pn.runs.read("runs/toy").steps["step"]) == 3
-        run = pn.train(run="runs/toy", resume=True, quiet=True)
+        # The last run of that config.
+        run = pn.train("toy.toml", resume=True, quiet=True)
+        assert run.folder == Path("runs/toy")
         assert run.finished
         assert run.steps["step"].tolist() == [1, 2, 3, 4]
+        again = pn.train(run="runs/toy", resume=True, quiet=True)
+        assert again.steps["loss"].tolist() == run.steps["loss"].tolist()
 
     def test_without_the_program_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runs_module, "find_spec", lambda name: None if name == "pydantic" else object())

@@ -1,5 +1,6 @@
 """References with the K likeliest tokens at each position: on the local client, and through samplers of a server."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from penalties.training import (
     ModelInput,
     adapters,
     forward_backward_custom,
+    forward_backward_custom_async,
     references,
 )
 from penalties.training.references.likeliest import checked_likeliest, joined, split
@@ -259,6 +261,51 @@ def test_a_server_that_returns_fewer_is_an_error() -> None:
     client.fewer = 1
     with pytest.raises(InputError, match=r"datum 0: its sample returned 2 tokens at position 0; expected top_k=3"):
         of_server(client, references.initial(top_k=3))
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise OSError("no route")
+
+
+def answering(found: Any) -> Any:
+    """A sampling client with this answer to everything."""
+
+    def sample(
+        prompt: Any, count: int, options: Any, *, include_prompt_logprobs: bool, topk_prompt_logprobs: int
+    ) -> Any:
+        return found() if callable(found) else SimpleNamespace(topk_prompt_logprobs=found)
+
+    return SimpleNamespace(sample=sample)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "says"),
+    [
+        (
+            SimpleNamespace(forward=raising, save_weights_and_get_sampling_client=raising),
+            r"client: its save_weights_and_get_sampling_client raised OSError: no route",
+        ),
+        (answering(raising), r"client: datum 0: its sample raised OSError: no route"),
+        (
+            answering(lambda: SimpleNamespace(result=raising)),
+            r"client: datum 0: its sample raised OSError: no route",
+        ),
+        (answering(None), r"datum 0: its sample returned no topk_prompt_logprobs; expected those of 5"),
+        (answering([None, [(1, -1.0)]]), r"returned topk_prompt_logprobs of 2 tokens; expected those of 5"),
+        (answering([None] * 5), r"datum 0: its sample returned 0 tokens at position 0; expected top_k=3"),
+    ],
+)
+def test_a_teacher_that_fails_is_an_error_that_says_how(teacher: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        of_server(RemoteClient(), references.client(teacher, top_k=3))
+
+
+def test_awaited_it_is_the_same() -> None:
+    async def step() -> Any:
+        options: dict[str, Any] = {"regularizers": [term()], "references": {"first": references.initial(top_k=3)}}
+        return await (await forward_backward_custom_async(Server(), batch(4), "cross_entropy", **options))
+
+    assert asyncio.run(step()).custom_loss["kl"].value == pytest.approx(0, abs=1e-6)
 
 
 def test_more_tokens_than_the_model_has_are_an_error() -> None:
