@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..config.tables import ClientTable
 
-__all__ = ["Backend", "Local", "Tinker", "connect", "without_bars"]
+__all__ = ["Backend", "Local", "Tinker", "connect", "needs_copy", "without_bars"]
 
 _GOODBYE: Final = 10.0
 """Seconds that a server may take to close the session."""
@@ -87,6 +87,11 @@ def connect(config: "Config", checkpoint: str | None = None) -> Backend:
     return (Local if config.backend.kind == "local" else Tinker)(config, checkpoint)
 
 
+def needs_copy(config: "Config") -> bool:
+    """Whether a copy of the weights is kept: references compare with them, and training changes them."""
+    return config.model.adapter == "none" and any(one.kind == "initial" for one in config.references.values())
+
+
 class Local:
     """A model in this process."""
 
@@ -94,20 +99,31 @@ class Local:
         """Load the model."""
         from ...training.local import LocalTrainingClient
 
-        model = config.model
+        model, train = config.model, config.train
         self._options: dict[str, Any] = {
             "device": model.device,
             "dtype": model.dtype,
-            "micro_batch_tokens": config.train.micro_batch_tokens,
+            "micro_batch_tokens": train.micro_batch_tokens,
         }
         self._others: list[Any] = []
         with without_bars():
             self.client: Any = LocalTrainingClient(
                 model.name,
+                adapter=model.adapter,
                 rank=model.rank,
                 alpha=model.alpha,
                 target_modules=model.target_modules,
-                seed=config.train.seed,
+                packing=train.packing,
+                lora_dropout=model.lora_dropout,
+                rslora=model.rslora,
+                modules_to_save=model.modules_to_save,
+                keep_initial=needs_copy(config),
+                quantize=model.quantize,
+                attention=model.attention,
+                compile=model.compile,
+                checkpointing=model.checkpointing,
+                optimizer=train.optimizer,
+                seed=train.seed,
                 **self._options,
             )
             self.tokenizer: Any = self.client.tokenizer
@@ -136,8 +152,9 @@ class Local:
         """A second model in this process."""
         from ...training.local import LocalTrainingClient
 
+        own = {key: value for key in ("device", "dtype") if (value := getattr(table, key)) is not None}
         with without_bars():
-            client = LocalTrainingClient(table.model, seed=table.seed, **self._options)
+            client = LocalTrainingClient(table.model, seed=table.seed, **{**self._options, **own})
             self._others.append(client)
             # A model in a folder may have no tokenizer.
             with contextlib.suppress(OSError, ValueError):
