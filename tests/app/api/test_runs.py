@@ -69,7 +69,7 @@ def test_the_rest_is_what_the_folder_has(run: Any) -> None:
     assert all((path / "checkpoint.json").is_file() for path in run.checkpoints.values())
     assert run.environment["versions"]["penalties"] == pn.__version__
     assert run.report.is_file()
-    assert run.adapter == "runs/toy/checkpoints/000004/client"
+    assert run.weights == "runs/toy/checkpoints/000004/client"
     assert run.unreadable == []
     assert repr(run).startswith("Run('runs/toy'): 4 steps. The loss ")
 
@@ -111,7 +111,7 @@ def test_a_run_without_a_step_can_be_read(tmp_path: Path) -> None:
     run = pn.runs.read(folder)
     assert run.steps["step"].tolist() == []
     assert run.evaluations["step"].tolist() == []
-    assert (run.finished, run.adapter, run.checkpoints) == (False, None, {})
+    assert (run.finished, run.weights, run.checkpoints) == (False, None, {})
     assert "0 steps, not finished" in repr(run)
 
 

@@ -70,13 +70,13 @@ class Run:
         return self.folder / "report.html"
 
     @property
-    def adapter(self) -> str | None:
+    def weights(self) -> str | None:
         """Where the trained weights are, those of the best checkpoint if there is one; None if there are none."""
         from ..runs.disk import RunError
         from ..trained import find
 
         with contextlib.suppress(RunError):
-            return find(self.folder).adapter
+            return find(self.folder).weights
         return None
 
     def to_pandas(self, what: str = "steps") -> Any:
