@@ -98,9 +98,7 @@ class Call:
         self.executor: Executor = _shared_executor(os.getpid()) if executor is None else executor
         if not isinstance(cast("object", self.executor), Executor):
             raise OptionError(FUNCTION, "executor", executor, "an Executor")
-        self.wrt: list[str] | None = None
-        if self.norms and not self.at_parameters:
-            self.wrt = [PACKED, *self.wide.inputs, *self.objective.local]
+        self.wrt: list[str] | None = self._wrt()
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
         self.leaves: dict[str, Any] = {}
@@ -111,6 +109,16 @@ class Call:
         self._likeliest: dict[str, Future[Any]] = {}
         """What references with `top_k` have."""
         self._sent = False
+
+    def _wrt(self) -> list[str] | None:
+        if not self.norms or self.at_parameters:
+            return None
+        return [PACKED, *self.wide.inputs, *self.objective.local]
+
+    def narrow(self) -> None:
+        """Leave out the likeliest tokens of references: no term of this step reads them."""
+        self.wide = Widening({})
+        self.wrt = self._wrt()
 
     # The frame: events, and what is undone if the call fails.
 

@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 def sweeping_of(call: Call, step: Any) -> "Sweeping | None":
     """The call in one pass; None if the batch is one part, or a term needs the whole of it."""
-    if call.evaluate or call.wide.counts or not callable(getattr(call.client, "sweep", None)):
+    if call.evaluate or not callable(getattr(call.client, "sweep", None)):
         return None
     separation = call.objective.separation
     terms = {term.name: term for term in call.objective.pipeline.all_terms}
@@ -49,7 +49,10 @@ def sweeping_of(call: Call, step: Any) -> "Sweeping | None":
             return None
         shares[name] = _Share(rule, _counts(name, rule, Known(call.batch.data, call.batch.shapes, mask)))
     sweep = call.client.sweep(call.batch.data, together=separation.together, **call.requested)
-    return None if sweep is None else Sweeping(call, sweep, shares)
+    if sweep is None:
+        return None
+    call.narrow()
+    return Sweeping(call, sweep, shares)
 
 
 def _mask(call: Call, name: str) -> Any:

@@ -12,7 +12,7 @@ from penalties.app.config import load
 from penalties.app.config.schema import FILE
 
 from ..configs import LINES, write
-from ..data.tokenizers import CHATML, model_folder
+from ..data.tokenizers import CHATML, folder_with_code, model_folder
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -311,6 +311,28 @@ class TestCode:
         assert status == 2
         assert "that can be imported (SystemExit: 0)" in err
 
+    @pytest.mark.parametrize("parts", [["config"], ["config", "tokenizer"]])
+    def test_code_that_comes_with_a_model_is_a_problem_and_is_not_run(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[str]
+    ) -> None:
+        model = folder_with_code(tmp_path / "model", *parts)
+        monkeypatch.setattr("builtins.input", lambda *_: "y")
+        path = write(tmp_path, f'[model]\nname = "{model}"')
+        for command in (("check", "--no-code"), ("train", "--run", tmp_path / "run")):
+            status, _, err = run(*command, path)
+            assert status == 2
+            assert f'"{model}" comes with code of its own, which is not run; choose a model that' in err
+            assert not (model / "ran").exists()
+
+    def test_code_of_a_model_on_a_server_is_the_business_of_its_sdk(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = folder_with_code(tmp_path / "model", "config")
+        monkeypatch.setattr("builtins.input", lambda *_: "y")
+        path = write(tmp_path, f'[model]\nname = "{model}"\n[backend]\nkind = "tinker"')
+        assert run("check", "--no-code", path)[0] == 0
+        assert not (model / "ran").exists()
+
 
 class TestParts:
     """What a config says about `train.micro_batch_tokens`."""
@@ -333,6 +355,11 @@ class TestParts:
             (
                 '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
                 "term.l1: {}it keeps state",
+            ),
+            (
+                '[references]\nfirst = { kind = "initial", top_k = 4 }\n'
+                '[[term]]\nfn = "kl_divergence"\ninputs = ["logprobs.first", "first"]',
+                'term.kl_divergence: {}it reads the likeliest tokens of "first"',
             ),
         ],
     )

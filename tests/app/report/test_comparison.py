@@ -79,6 +79,28 @@ def test_seeds_are_one_group_with_a_mean_and_a_spread(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("key", ["tokens", "seconds", "loss", "base", "durations"])
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e-310, 10**400])
+def test_numbers_may_be_as_large_or_as_small_as_numbers_are(tmp_path, key, value):
+    folders = [run(tmp_path, name, 2.0, seed=seed) for seed, name in enumerate(("a", "b", "c"))]
+    folders.append(run(tmp_path, "other", 3.0, weight=0.2))
+    for folder in folders:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if key == "loss":
+                line["loss"]["loss_total"] = value
+            elif key == "base":
+                line["loss"]["base_loss"]["value"] = value
+            elif key == "durations":
+                line["durations"] = dict.fromkeys(("kl", "l1"), value)
+            else:
+                line[key] = value
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = make(folders).html
+    assert all(f">{folder.name}<" in text for folder in folders)
+    assert len(text) < 2_000_000
+
+
 def test_runs_that_end_alike(tmp_path):
     a, b = run(tmp_path, "a", 2.0, settings=None), run(tmp_path, "b", 2.01, settings=None)
     lines = told(a, b)

@@ -273,6 +273,7 @@ def test_no_step(tmp_path):
             "",
             ["It failed after 10 of 60 steps: kl: the value is nan"],
         ),
+        (10, 60, [(10, "failed", "")], "", ["It failed after 10 of 60 steps."]),
         (1, 1, [], "x\nx\n", ["2 lines of the log could not be read: 2 and 3."]),
         (1, 1, [], "x\n", ["1 line of the log could not be read: 2."]),
         (1, 1, [], "x\n" * 7, ["7 lines of the log could not be read: 2, 3, 4, 5, 6 and 2 more."]),

@@ -22,6 +22,7 @@ from penalties.training import (
 )
 from penalties.training.references.likeliest import checked_likeliest, joined, split
 from tests.training.clients import VOCABULARY, RemoteClient, batch
+from tests.training.local.test_one_pass import count_forwards
 
 DATA = [
     Datum(ModelInput.from_ints([1, 2, 3, 4]), {"target_tokens": [2, 3, 4, 5], "weights": [0.0, 1.0, 1.0, 1.0]}),
@@ -129,6 +130,24 @@ def test_parts_of_a_batch_have_the_same_gradient() -> None:
             passed(client, term(), references.initial(top_k=6), "cross_entropy")
             found.append(gradients(client))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("track", [False, True, "parameters"])
+@pytest.mark.parametrize("more", [{"every": 2}, {"enabled": False}])
+def test_parts_of_a_batch_take_one_pass_in_steps_without_the_term(more: dict[str, Any], track: Any) -> None:
+    found: list[Any] = []
+    ran: list[int] = []
+    for options in ({}, {"micro_batch_tokens": 4}):
+        with trained(**options) as client:
+            reference = references.initial(top_k=6)
+            reference.prepare(client, DATA)
+            seen = count_forwards(client)
+            out = passed(client, term(**more), reference, "cross_entropy", step=1, track_grad_norms=track)
+            assert "kl" not in out.custom_loss.terms
+            found.append(gradients(client))
+            ran.append(len(seen))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+    assert ran == [1, 2]
 
 
 @pytest.mark.parametrize("track", [True, "parameters"])

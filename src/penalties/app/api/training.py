@@ -92,11 +92,12 @@ def train(
 
 
 def _loaded(config: Any, settings: Sequence[str], resumed: Path | None) -> "Config":
-    from ..config import Config, load, load_again, load_tables
+    from ..commands.train import own_config
+    from ..config import Config, load, load_tables
     from ..runs.run import Run as Folder
 
     if config is None and resumed is not None:
-        return load_again(Folder(resumed).config(), resumed, settings)
+        return own_config(Folder(resumed), settings)
     if isinstance(config, Config):
         return load_tables(config.to_dict(), settings)
     if isinstance(config, Mapping):

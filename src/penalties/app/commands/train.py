@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..runs.run import Run
     from ..train import TermFailed
 
-__all__ = ["command", "failed", "folder_for", "hinted", "nothing_in", "written_report"]
+__all__ = ["command", "failed", "folder_for", "hinted", "nothing_in", "own_config", "written_report"]
 
 _RUNS: Final = Path("runs")
 _NAMED: Final = 5
@@ -48,7 +48,7 @@ def command(
 
     Ctrl-C finishes the step and saves a checkpoint; --resume continues from it.
     """
-    from ..config import load, load_again
+    from ..config import load
     from ..runs.run import Run
     from ..train import Interrupted, TermFailed, train
     from ..train.progress import chosen
@@ -61,7 +61,7 @@ def command(
         raise nothing_in(folder, "run", lambda one: Run(one).exists())
     with contextlib.ExitStack() as checking:
         if resume and folder is not None and config_path is None:
-            config = load_again(Run(folder).config(), folder, overrides)
+            config = own_config(Run(folder), overrides)
         else:
             checking.enter_context(telling_what_checks(config_path, overrides))
             config = load(config_path, overrides)
@@ -86,6 +86,19 @@ def command(
     elif not quiet:
         where = [] if path is None else [f"{kind}: {path}"]
         say(*where, f"{name}: {verdict.summary}", f"report: {run.report}")
+
+
+def own_config(run: "Run", overrides: Sequence[str]) -> "Config":
+    """The config of a run that is resumed; its modules are imported once it is known to be that of the checkpoint."""
+    from ..config import load_again
+    from ..runs import checkpoints
+    from ..train import check_config
+
+    given = run.config()
+    checkpoint = checkpoints.latest(run)
+    if checkpoint is not None:
+        check_config(run, load_again(given, run.folder, overrides, code=False), checkpoint)
+    return load_again(given, run.folder, overrides)
 
 
 def _trained(run: "Run") -> str | None:

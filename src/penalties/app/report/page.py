@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from ...errors import MissingLibraryError
 from ...files import write_atomically
 from ..problems import counted
@@ -73,8 +75,9 @@ def make(runs: Sequence[Path]) -> Report:
     return compose([read(folder) for folder in folders], named(folders))
 
 
+@np.errstate(all="ignore")
 def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
-    """The report of runs that were read already."""
+    """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
     several = len(found) > 1

@@ -187,8 +187,7 @@ class _Taken:
         self._log = log
         self._columns = log.columns()
         self.steps: Ints = np.array(log.steps, np.int64)
-        later = np.append(np.minimum.accumulate(self.steps[::-1])[::-1][1:], np.iinfo(np.int64).max)
-        self.counts = self.steps < later[: len(self.steps)]
+        self.counts = self.steps < _ahead(self.steps)[1:]
 
     def series(self, what: str, term: str = "") -> Series:
         """The numbers of a quantity."""
@@ -265,7 +264,8 @@ def _series(steps: Sequence[int], found: Sequence[Any]) -> Series:
 
 def _evaluations(found: "Sequence[tuple[int, LossRecord]]", steps: Ints, names: Sequence[str]) -> Evaluations:
     # If the run repeated earlier steps after an evaluation, the evaluation was or will be repeated too.
-    losses = {one["step"]: one["loss"] for before, one in found if not np.any(steps[before:] <= one["step"])}
+    ahead = _ahead(steps)
+    losses = {one["step"]: one["loss"] for before, one in found if one["step"] < ahead[before]}
     at = sorted(losses)
     contributions = {name: _series(at, [_contribution(losses[step], name) for step in at]) for name in names}
     return Evaluations(
@@ -289,6 +289,11 @@ def _custom(part: "Part") -> dict[str, Any]:
     """The own metrics of a term."""
     found = part.get("custom")
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _ahead(steps: Ints) -> Ints:
+    """The lowest step from each record on, and a number beyond all steps after the last."""
+    return np.append(np.minimum.accumulate(steps[::-1])[::-1], np.iinfo(np.int64).max)
 
 
 def _task(found: "Mapping[int, SamplesRecord]") -> dict[str, Series]:

@@ -1,7 +1,6 @@
 """The charts and tables of one run."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...pipeline.output import BASE
+from ..problems import counted
 from .charts.figure import Figure
 from .charts.lines import lines
 from .charts.marks import Moment
@@ -17,6 +17,7 @@ from .charts.scales import percent, seconds, shown, steps_shown
 from .charts.sheet import Frame, Line
 from .charts.spark import spark
 from .charts.stacks import folded, stack
+from .failures import kinds
 from .runlog import RunLog, Series, inputs_in_words
 from .summary import Ends, Summary, shares
 
@@ -30,6 +31,8 @@ _SAMPLED: Final = 4
 """Of how many evaluations samples are shown."""
 _EVENTS: Final = 40
 """How many events are listed; a run with many warnings has more."""
+_REASONS: Final = 20
+"""How many kinds of failures are listed for each term."""
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
@@ -251,13 +254,18 @@ def time_rows(run: RunLog, summary: Summary, css: Mapping[str, str]) -> list[Row
 
 
 def failures(run: RunLog, css: Mapping[str, str]) -> list[Row]:
-    """Failures by term and reason: how often, and the first and last step."""
+    """Failures by term and kind: how often, and the first and last step."""
     rows: list[Row] = []
     for name, term in run.terms.items():
-        for reason, count in Counter(failure.reason for failure in term.failures).most_common():
-            steps = [failure.step for failure in term.failures if failure.reason == reason]
-            where = steps_shown(steps[0]) if count == 1 else f"{steps_shown(steps[0])} to {steps_shown(steps[-1])}"
-            rows.append(Row(name, css[name], [steps_shown(count), where, reason.strip()]))
+        found = kinds(term.failures)
+        for kind in found[:_REASONS]:
+            first, last = steps_shown(kind.first), steps_shown(kind.last)
+            where = first if kind.count == 1 else f"{first} to {last}"
+            reason = kind.reason.strip() + (" (the numbers vary)" if kind.varied else "")
+            rows.append(Row(name, css[name], [steps_shown(kind.count), where, reason]))
+        if more := found[_REASONS:]:
+            rest = f"for {counted(len(more), 'other reason', steps_shown)}, in metrics.jsonl"
+            rows.append(Row(name, css[name], [steps_shown(sum(kind.count for kind in more)), "", rest]))
     return rows
 
 

@@ -36,8 +36,10 @@ _LOCK: Final = "lock"
 _REACH: Final = 65536
 # What the program writes into a run's folder; it removes nothing else.
 _FILES: Final = (_CONFIG, _METRICS, ENVIRONMENT, _LOCK, "report.html", "sinks.json", "mlflow.db")
-_FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "wandb")
+_SINKS: Final = ("tensorboard", "mlflow", "wandb")
+_FOLDERS: Final = ("checkpoints", "references", *_SINKS)
 _PART: Final = re.compile(r"\.(config\.json|environment\.json|sinks\.json|report\.html)\.(\w+\.)?part")
+_ANY: Final = re.compile(r"(?s:.+)")
 _STEP: Final = re.compile(r"\d{6,}")
 _CHECKPOINT: Final = re.compile(r"\d{6,}|\.\d{6,}\.(part|gone)")
 _ABANDONED: Final = 3600.0
@@ -73,13 +75,13 @@ class Run:
         try:
             run._check_kinds()
             if run.folder.is_dir():
+                run.check_whole()
                 run._check_own()
             with writing(run.folder):
                 run.folder.mkdir(parents=True, exist_ok=True)
                 run._lock = Lock(run.folder / _LOCK)
                 run.checkpoints.mkdir(exist_ok=True)
                 run.references.mkdir(exist_ok=True)
-            run.check_whole()
             if run.begun():
                 raise RunError(
                     f"{run.folder} already has a run; resume it with --resume, or choose another folder with --run",
@@ -125,14 +127,18 @@ class Run:
             return True
 
     def check_whole(self) -> None:
-        """Raise if the folder has something of a run, but no config: a new run would continue another's."""
+        """Raise if the folder has something of a run, but not its config: a new run would continue another's."""
         if self.exists():
             return
-        there = [self.metrics, *_named(self.checkpoints, _STEP), *_named(self.references, _REFERENCE)]
+        # A run makes its lock and its folders before its config, and may be killed in between.
+        there = [self.folder / name for name in _FILES if name not in (_CONFIG, _LOCK)]
+        there += [*_named(self.checkpoints, _CHECKPOINT), *_named(self.references, _REFERENCE)]
+        there += [path for name in _SINKS for path in _named(self.folder / name, _ANY)]
         found = [path.relative_to(self.folder) for path in there if os.path.lexists(path)]
         if found:
+            lacks = f"a {_CONFIG} that is not" if os.path.lexists(self.folder / _CONFIG) else f"no {_CONFIG}"
             raise RunError(
-                f"{self.folder} has {found[0]} of a run, but no {_CONFIG}; restore that to resume the run, or choose "
+                f"{self.folder} has {found[0]} of a run, but {lacks}; restore that to resume the run, or choose "
                 "another folder with --run",
                 2,
             )

@@ -111,12 +111,15 @@ class Training:
         later.
         """
         if checkpoint is not None:
-            if checkpoint.notes["data"] != self.stream.fingerprint:
+            from .notes import Notes
+
+            notes = Notes.of(checkpoint)
+            if notes.data != self.stream.fingerprint:
                 raise RunError("the data changed since the run began; restore them, then resume", 2)
             self.done = self.saved = checkpoint.step
             self.state = checkpoint.state(self.backend.device)
-            self.findings = Findings(checkpoint.notes["findings"])
-            self.best = Best(self.config.train, checkpoint.notes.get("best"))
+            self.findings = Findings(notes.findings)
+            self.best = Best(self.config.train, notes.known_best)
         self.references.prepare(self.backend.client, self._all_data, self.progress.say, trained=self.done > 0)
         size = 0 if checkpoint is None else checkpoint.log_size
         self.run.log.cut_to_line(size)

@@ -23,6 +23,7 @@ from .sinks import attached
 
 if TYPE_CHECKING:
     from ..config import Config
+    from .notes import Notes
 
 __all__ = ["check_config", "train"]
 
@@ -65,9 +66,15 @@ def _completed(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
+def _notes(checkpoint: Checkpoint) -> "Notes":
+    from .notes import Notes
+
+    return Notes.of(checkpoint)
+
+
 def check_config(run: Run, config: "Config", checkpoint: Checkpoint | None = None) -> None:
     """Raise if the config is not that of the run, and of its checkpoint: the file of the config may have changed."""
-    before = run.config() if checkpoint is None else checkpoint.notes["config"]
+    before = run.config() if checkpoint is None else _notes(checkpoint).config
     changed = differences(_completed(run, before), config.to_dict())
     if changed:
         raise RunError(
@@ -95,7 +102,7 @@ def _begin(run: Run, config: "Config", checkpoint: Checkpoint | None) -> bool:
     if checkpoint is None:
         return ended < config.train.steps and not last.get("early")
     # With more patience, a run that ended early goes on.
-    early = ended == done and Best(config.train, checkpoint.notes.get("best")).exhausted
+    early = ended == done and Best(config.train, _notes(checkpoint).known_best).exhausted
     return min(ended, done) < config.train.steps and not early
 
 
@@ -116,8 +123,8 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             if config.backend.server == "probe":
                 progress.say(f"the server {backend.server}")
             stream = Stream(config, backend.tokenizer, backend.limit)
-            notes: Mapping[str, Any] = {} if checkpoint is None else checkpoint.notes
-            references = References(config.providers(backend.another), run.references, notes.get("references", {}))
+            known = {} if checkpoint is None else _notes(checkpoint).references
+            references = References(config.providers(backend.another), run.references, known)
 
             early: list[str] = []
 

@@ -123,7 +123,8 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
             resume = f"penalties train --run {shlex.quote(run.folder)} --resume"
             text = f"It was interrupted after {after}; resume it with `{resume}`."
         elif kinds and kinds[-1] == "failed":
-            text = f"It failed after {after}: {run.events[-1].message.splitlines()[0]}"
+            why = run.events[-1].message.splitlines()
+            text = f"It failed after {after}{f': {why[0]}' if why else '.'}"
         else:
             torn = " while writing a line" if run.torn else ""
             text = f"The log ends after {after}: the run is still going, or was stopped{torn}."
