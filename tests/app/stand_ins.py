@@ -192,7 +192,7 @@ def comparable(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        dropped = ("time", "seconds", "duration", "durations")
+        dropped = ("time", "seconds", "duration", "durations", "memory")
         return {key: _timeless(part) for key, part in value.items() if key not in dropped}
     if isinstance(value, list):
         return [_timeless(part) for part in value]

@@ -137,7 +137,20 @@ class TestCheck:
         assert says in err
         assert run("check", write(tmp_path, f"{table}sampled = true\n{text}"))[0] == 0
         remote = '[backend]\nkind = "tinker"\n'
-        assert 'is exact, with backend.kind = "local"' in run("check", write(tmp_path, remote + table + text))[2]
+        err = run("check", write(tmp_path, remote + table + text))[2]
+        assert 'is exact, with backend.kind = "local"' in err
+        near = 'with references.initial.top_k = 20, inputs = ["logprobs.initial", "initial"] is near it on a server'
+        assert (near in err) == ("initial" in text.partition("[[term]]")[2])
+
+    def test_the_likeliest_tokens_of_a_reference_are_tried(self, run: Run, tmp_path: Path) -> None:
+        text = (
+            '[references]\nteacher = { kind = "client", model = "tiny", seed = 1, top_k = 8 }\n[[term]]\n'
+            'fn = "kl_divergence"\ninputs = { p = "logprobs.teacher", q = "teacher" }\n'
+            'options = { direction = "reverse" }\n'
+        )
+        status, out, _ = run("check", write(tmp_path, text))
+        assert status == 0
+        assert "kl_divergence" in out
 
     def test_data_that_cannot_be_counted_for_epochs_are_a_problem(self, run: Run, tmp_path: Path) -> None:
         (tmp_path / "broken.parquet").write_bytes(b"PAR1")
@@ -342,6 +355,11 @@ class TestParts:
             (
                 '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
                 "term.l1: {}it keeps state",
+            ),
+            (
+                '[references]\nfirst = { kind = "initial", top_k = 4 }\n'
+                '[[term]]\nfn = "kl_divergence"\ninputs = ["logprobs.first", "first"]',
+                'term.kl_divergence: {}it reads the likeliest tokens of "first"',
             ),
         ],
     )

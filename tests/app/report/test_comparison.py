@@ -312,7 +312,26 @@ def test_the_table_has_the_numbers_of_each_run(tmp_path):
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     (empty / "lock").touch()
-    assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–"]
+    assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–", "–"]
+
+
+def test_the_table_has_the_memory_that_a_run_took(tmp_path):
+    folder = write_run(tmp_path / "a", steps=4, memory=lambda step: 1e9 + step)
+    assert run_rows(entered(folder))[0][-1] == "1 GB"
+
+
+def test_metrics_are_on_the_same_axes(tmp_path):
+    base = Part(lambda step: 2.0, lambda step: 1.0, metrics={"accuracy": lambda step: step / 4})
+    a = write_run(tmp_path / "a", steps=4, base=base, evaluate={3: 1.5})
+    b = write_run(tmp_path / "b", steps=4, parts={"kl": Part(lambda step: 1.0, metrics={"kl_max": lambda step: 3.0})})
+    lines = [json.loads(line) for line in (a / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["loss"]["base_loss"]["custom"] = {"accuracy": 0.25}
+    spoken = {"kind": "samples", "step": 3, "samples": [], "metrics": {"exact_match": 0.5}}
+    (a / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, spoken]))
+    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
+    own = ["base_loss/accuracy", "base_loss/accuracy, held out", "kl/kl_max", "exact_match"]
+    assert list(figures)[-4:] == own
+    assert [figure.note for figure in figures.values()][-4:-2] == ["in training", "on data that is not trained on"]
 
 
 def test_runs_are_on_the_same_axes(tmp_path):

@@ -254,6 +254,37 @@ def test_a_run_without_terms_gradients_times(tmp_path):
     assert "Gradient" not in text
 
 
+def test_pace_memory_and_learning_rate_are_one_row(tmp_path):
+    text = made(write_run(tmp_path, steps=3, memory=lambda step: 1e9))
+    found = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd><svg", text.partition('<dl class="pace">')[2])
+    assert [name for name, _ in found] == ["tokens/s", "peak memory", "learning rate"]
+    assert [words for _, words in found][1:] == ["1 GB", "0.003"]
+    assert "peak memory" not in made(write_run(tmp_path, steps=3))
+
+
+def test_own_metrics_have_charts(tmp_path):
+    base = Part(lambda step: 2.0, lambda step: 1.0, metrics={"accuracy": lambda step: step / 4})
+    text = made(write_run(tmp_path, steps=3, base=base))
+    assert "Metrics of losses and terms" in text
+    assert "<strong>base_loss/accuracy</strong>" in text
+
+
+def test_what_a_run_was_made_with_is_there(tmp_path):
+    folder = write_run(tmp_path, steps=3)
+    first = {"step": 0, "commit": "0123456789abcdef", "changed": True, "versions": {"torch": "2.9", "evil": EVIL}}
+    (folder / "environment.json").write_text(json.dumps({"processes": [first]}))
+    text = made(folder)
+    Page(text)
+    assert "<span>commit 01234567, with changes</span>" in text
+    assert '<p class="note">commit 0123456789abcdef with changes, torch 2.9, ' in text
+    assert EVIL not in text
+    second = {"step": 2, "commit": "fedcba9876543210", "changed": False, "versions": {"torch": "2.10"}}
+    (folder / "environment.json").write_text(json.dumps({"processes": [first, second]}))
+    text = made(folder)
+    assert "<span>commit fedcba98</span>" in text
+    assert "<strong>from step 3</strong>: commit fedcba9876543210, torch 2.10</p>" in text
+
+
 def test_events_are_listed_with_checkpoints_together(tmp_path):
     events = [(step, "checkpoint", "") for step in range(3)] + [(2, "warning", "kl dominates")]
     text = made(write_run(tmp_path, steps=3, events=events))

@@ -22,7 +22,7 @@ from .config import Config, folders_of
 from .overrides import DEEPEST, override
 from .reading import read
 
-__all__ = ["DEMO", "examine", "find", "load", "load_again"]
+__all__ = ["DEMO", "examine", "find", "load", "load_again", "load_tables"]
 
 DEMO: Final = "demo"
 """The config that ships with the program."""
@@ -54,6 +54,33 @@ def examine(
     folders = (str(source.parent.absolute()), str(Path.cwd()))
     config, problems = _examined(raw, folders, overrides, code=code)
     return config.found_in(holding(config, folders)), problems
+
+
+def load_tables(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The config in nested mappings, with some values set, checked like a file.
+
+    Its paths are relative to the working directory, where its modules are looked up too.
+
+    >>> load_tables({"data": {"path": str(find("demo").parent / "pig_latin.jsonl")}}, ["train.steps=3"]).train.steps
+    3
+    """
+    _check_depth(given, "config")
+    raw = _plain(given)
+    folders, wrong = folders_of(raw)
+    both = [*folders, str(Path.cwd())]
+    config, problems = _examined(raw, both, overrides, wrong)
+    if problems:
+        raise ConfigError("config", problems)
+    return config.found_in(holding(config, both))
+
+
+def _plain(nest: Any) -> Any:
+    """A copy of nested mappings as a file would have them."""
+    if isinstance(nest, Mapping):
+        return {str(key): _plain(part) for key, part in cast("Mapping[Any, Any]", nest).items()}
+    if isinstance(nest, list | tuple):
+        return [_plain(part) for part in cast("Sequence[Any]", nest)]
+    return str(nest) if isinstance(nest, Path) else nest
 
 
 def load_again(given: Mapping[str, Any], run: Path, overrides: Sequence[str] = (), *, code: bool = True) -> Config:

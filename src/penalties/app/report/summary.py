@@ -107,6 +107,8 @@ class Summary:
     failures: int
     seconds: float
     tokens: float
+    memory: float | None
+    """The peak, in bytes."""
 
 
 def ends(series: Series) -> Ends | None:
@@ -181,6 +183,7 @@ def summarise(run: RunLog) -> Summary:
         failures=sum(len(term.failures) for term in run.terms.values()),
         seconds=_sum(run.seconds),
         tokens=_sum(run.tokens),
+        memory=float(run.memory.finite.values.max()) if len(run.memory.finite) else None,
     )
 
 

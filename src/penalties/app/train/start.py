@@ -11,6 +11,7 @@ from ..runs import checkpoints
 from ..runs.checkpoints import Checkpoint
 from ..runs.differences import differences
 from ..runs.disk import RunError
+from ..runs.environment import write_environment
 from ..runs.references import References
 from ..runs.run import Run
 from .best import Best
@@ -46,6 +47,7 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
             progress.say("the run is already finished")
             return run
         run.begin_log()
+        write_environment(run.folder, 0 if checkpoint is None else checkpoint.step)
         with _opened(run, config, checkpoint, progress) as training:
             training.begin(checkpoint, resumed=resumed)
             training.run_all()
