@@ -31,6 +31,7 @@ _LOCAL_ONLY: Final = (
     "model.device",
     "model.dtype",
     "train.micro_batch_tokens",
+    "train.shard",
 )
 _REMOTE_ONLY: Final = ("backend.base_url", "backend.server")
 
@@ -113,6 +114,7 @@ def checked(config: "Config", raw: Mapping[str, Any], *, code: bool) -> list[Pro
         *_files(config),
         *_length(raw),
         *_best(config),
+        *_shard(config),
         *_models(config),
         *_backend(config),
         *_precision(config.backend, config.model),
@@ -166,6 +168,12 @@ def _best(config: "Config") -> Iterator[Problem]:
                 yield Problem(f"train.{key}", message)
     elif config.data.eval_path is None:
         yield Problem("train.best_by", f"found {shown(train.best_by)}, but nothing is evaluated; add data.eval_path")
+
+
+def _shard(config: "Config") -> Iterator[Problem]:
+    if config.train.shard and config.train.micro_batch_tokens == "auto":
+        why = "expected a number of tokens with train.shard: where memory runs out, the other processes would wait"
+        yield Problem("train.micro_batch_tokens", f'found "auto"; {why}')
 
 
 def _samples(config: "Config", *, code: bool) -> Iterator[Problem]:

@@ -117,6 +117,8 @@ class TrainTable(Table):
     """The number of lines per step."""
     micro_batch_tokens: _Count | Literal["auto"] | None = None
     """The most tokens through the model at once, or `"auto"`: less memory, but a second forward. Local backend."""
+    shard: bool = False
+    """Whether several processes share the frozen weights instead of a copy each. Local backend."""
     loss: _Text = "cross_entropy"
     """The base loss: a name (`penalties list loss`), `"none"`, or `"package.module:function"`, of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})

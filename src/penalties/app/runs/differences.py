@@ -11,6 +11,7 @@ __all__ = ["differences"]
 _FREE: Final = (
     "train.steps",
     "train.micro_batch_tokens",
+    "train.shard",
     "train.checkpoint_every",
     "train.keep",
     "train.eval_every",

@@ -90,7 +90,14 @@ class LocalTrainingClient:
             raise OptionError(owner, "seed", seed, "a 64-bit integer")
         self._limits = Limits(owner, batch_size, micro_batch_tokens)
         self._model = load(
-            model, rank=rank, alpha=alpha, target_modules=target_modules, seed=seed, device=device, dtype=dtype
+            model,
+            rank=rank,
+            alpha=alpha,
+            target_modules=target_modules,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            prepare=self._prepare,
         )
         import torch
 
@@ -104,6 +111,9 @@ class LocalTrainingClient:
         self._worker = Worker(owner)
 
     # The model.
+
+    def _prepare(self, model: Any, device: Any) -> None:
+        """Change the model before it goes to its device."""
 
     @property
     def model(self) -> Any:

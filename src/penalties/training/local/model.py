@@ -3,7 +3,7 @@
 import hashlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,7 +128,9 @@ class LocalModel:
         digest = hashlib.sha256()
         for name, one in self.model.named_parameters():
             if not one.requires_grad:
-                some = one.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
+                # Weights that are spread over processes come together here: all of them must ask.
+                whole = one.full_tensor() if hasattr(one, "full_tensor") else one
+                some = whole.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
                 # Without what the adapter inserts into the names of its layers.
                 digest.update(f"{name.replace('.base_layer', '')} {tuple(one.shape)} {some.tolist()}\n".encode())
         return digest.hexdigest()
@@ -148,8 +150,12 @@ def load(
     seed: int,
     device: Any,
     dtype: Any,
+    prepare: Callable[[Any, Any], None] = lambda model, device: None,
 ) -> LocalModel:
-    """A model by name or folder, or the built-in one, with an adapter that starts as the identity."""
+    """A model by name or folder, or the built-in one, with an adapter that starts as the identity.
+
+    `prepare` gets it, and its device, before it goes there.
+    """
     torch, _, _ = (library(_OWNER, package, "train") for package in ("torch", "transformers", "peft"))
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
@@ -178,6 +184,7 @@ def load(
         except ValueError as error:
             expected = f"names of linear layers of the model ({error})"
             raise OptionError(_OWNER, "target_modules", target_modules, expected) from error
+    prepare(model, where)
     # No dropout in model or adapter: a pass is repeatable.
     model.to(where).eval()
     return LocalModel(str(name), model, rank, alpha, where)
