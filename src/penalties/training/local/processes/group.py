@@ -42,9 +42,10 @@ _joined: Final[list["Group"]] = []
 
 
 def join() -> "Group":
-    """Meet the other processes that the environment names; each of them must call this."""
+    """Meet the other processes that the environment names, unless that is done; each of them must call this."""
     try:
-        _distributed().init_process_group(timeout=_ANSWER)
+        if not _distributed().is_initialized():
+            _distributed().init_process_group(timeout=_ANSWER)
         _joined.append(Group())
     except (ValueError, RuntimeError) as error:
         raise LostError(f"could not meet the other processes: {said(error)}") from error

@@ -1,0 +1,303 @@
+"""Two processes do what one does."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penalties import trees
+from penalties.errors import GradientError, InputError, OptionError, PenaltiesError
+from penalties.training.local import LocalTrainingClient
+from penalties.training.local.client import LocalTrainingClient as Plain
+from penalties.training.local.model import LocalModel
+from penalties.training.local.processes import LostError, ParallelTrainingClient, current, join, serve
+from penalties.training.local.processes.group import FailedError, Group
+from penalties.training.types import AdamParams, Datum, ModelInput, SamplingParams
+
+from ....integrations.distributed.together import together
+from ..cases import data, negative, normal
+
+RATE = AdamParams(learning_rate=1e-2, grad_clip_norm=1.0)
+
+
+def in_two(rank: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What `work(group, …)` returns in the first process, with the help of the other."""
+    group = join()
+    try:
+        if group.leads:
+            return work(group, *arguments)
+        serve(group)
+        return {}
+    finally:
+        group.end()
+
+
+def two(work: Callable[..., Any], *arguments: Any) -> Any:
+    return together(in_two, work, arguments)[0]
+
+
+def gradients_of(client: Any) -> list[Any]:
+    return [one.grad.clone() for one in client.parameters().values()]
+
+
+def arrays_of(output: Any) -> list[Any]:
+    return [torch.tensor(one.to_numpy()) for row in output.loss_fn_outputs for one in row.values()]
+
+
+def slopes_of(tensors: Any) -> Any:
+    """A gradient of any loss: numbers like the tensors."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(one.shape, generator=generator) for one in tensors]
+
+
+def worked(client: Any, folder: str) -> dict[str, Any]:
+    """Everything that a client does, as tensors."""
+    found: dict[str, Any] = {}
+    some = data(5, 9, 2, 4, weights=normal)
+    # Two passes that add up, and a step, after which the adapter does something.
+    passed = [client.forward_backward(one, "cross_entropy").result() for one in (some[:3], some[3:])]
+    found["losses"] = torch.tensor([one.metrics["loss:sum"] for one in passed])
+    found["outputs"] = [one for output in passed for one in arrays_of(output)]
+    found["added up"] = gradients_of(client)
+    found["norm"] = torch.tensor(list(client.optim_step(RATE).result().metrics.values()))
+    # A loss of one's own over everything that a graph has, with a gradient of each parameter.
+    reads = ["logits", "hidden.0", "hidden.2"]
+    graph = client.forward_with_graph(some, reads).result()
+    given = {name: slopes_of(graph.inputs[name]) for name in reads} | {"logprobs": slopes_of(graph.logprobs)}
+    given["params"] = {name: torch.full_like(one, 0.1) for name, one in client.parameters().items()}
+    found["graph"] = {name: torch.cat(list(graph.inputs[name])).detach() for name in reads}
+    found["pulled"] = graph.pulled(given)
+    graph.backward(given)
+    found["propagated"] = gradients_of(client)
+    client.save_state(f"{folder}/saved", overwrite=True).result()
+    client.optim_step(RATE).result()
+    # Lazy logits, of data with one and with two targets per position.
+    mixed = [*data(3, 6), *data(4, width=2)]
+    graph = client.forward_with_graph(mixed, ["logits"], lazy=True).result()
+    found["mixed"] = [one.detach() for one in graph.logprobs]
+    hidden = graph.packed["logits"].hidden
+    graph.backward({"logprobs": slopes_of(graph.logprobs), "logits": torch.ones_like(hidden)})
+    found["of mixed"] = gradients_of(client)
+    client.optim_step(RATE).result()
+    # Fewer data than processes; the model before training; nothing kept.
+    one = data(7, logprobs=negative, advantages=normal)
+    found["one"] = arrays_of(client.forward_backward(one, "importance_sampling").result())
+    found["of one"] = gradients_of(client)
+    found["initial"] = arrays_of(client.forward_initial(some).result())
+    graph = client.forward_with_graph(some, ["logits"], initial=True).result()
+    found["initial logits"] = graph.packed["logits"]
+    # Back to the checkpoint, with its gradient.
+    client.load_state_with_optimizer(f"{folder}/saved").result()
+    found["loaded"] = gradients_of(client)
+    client.optim_step(RATE).result()
+    found["forward"] = arrays_of(client.forward(some).result())
+    prompt = ModelInput.from_ints([5, 6, 7])
+    drawn = [client.sample(prompt, 2, SamplingParams(max_tokens=4, seed=seed)).result() for seed in (None, 4)]
+    found["drawn"] = torch.tensor([list(one.tokens) for response in drawn for one in response.sequences])
+    return found
+
+
+def led(group: Group, folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    with ParallelTrainingClient(group, "tiny", **options) as client:
+        return worked(client, folder)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with LocalTrainingClient("tiny", device="cpu") as client:
+        return worked(client, str(tmp_path_factory.mktemp("alone")))
+
+
+@pytest.mark.parametrize("parts", [None, 10], ids=["at once", "in parts"])
+@pytest.mark.parametrize("shard", [False, True], ids=["copies", "sharded"])
+def test_two_processes_do_what_one_does(alone: dict[str, Any], tmp_path: Path, shard: bool, parts: int | None) -> None:
+    found = two(led, str(tmp_path), {"shard": shard, "micro_batch_tokens": parts, "device": "cpu"})
+    assert found.keys() == alone.keys()
+    for name, expected in alone.items():
+        pairs = zip(trees.arrays(found[name]), trees.arrays(expected), strict=True)
+        for mine, other in pairs:
+            assert mine.shape == other.shape, name
+            # Of the size of the numbers: the gradient of a random loss has entries near 0.
+            assert (mine - other).abs().max() <= 1e-5 * max(1.0, other.abs().max()), name
+
+
+def agreeing(rank: int) -> Any:
+    """The memory of the second process runs out: its limit becomes that of both."""
+    group = join()
+    try:
+        if not group.leads:
+            Plain.forward = _limited  # pyright: ignore[reportAttributeAccessIssue]
+            serve(group)
+            return {}
+        with ParallelTrainingClient(group, "tiny", micro_batch_tokens="auto", device="cpu") as client:
+            before = client.forward(data(8, 8, 8, 8)).result()
+            assert client._limits.tokens == 8
+            after = client.forward(data(8, 8, 8, 8)).result()
+            return {"before": arrays_of(before), "after": arrays_of(after)}
+    finally:
+        group.end()
+
+
+_real: Any = Plain.forward
+
+
+def _limited(self: Any, *arguments: Any) -> Any:
+    self._limits.tokens = 8
+    return _real(self, *arguments)
+
+
+def test_a_limit_that_one_process_found_is_that_of_all() -> None:
+    found = together(agreeing)[0]
+    torch.testing.assert_close(found["before"], found["after"])
+
+
+def in_order(group: Group) -> dict[str, Any]:
+    """A student and a teacher, whose threads both want all processes; and graphs that nobody propagates."""
+    with (
+        ParallelTrainingClient(group, "tiny", device="cpu") as student,
+        ParallelTrainingClient(group, "tiny", seed=1, device="cpu") as teacher,
+    ):
+        some = data(4, 5, 6)
+        asked = [one.forward(some) for one in (student, teacher) * 5]
+        dropped = student.forward_with_graph(some).result()
+        del dropped
+        kept = [arrays_of(one.result()) for one in asked]
+        student.forward(some).result()
+        assert not student._kept
+        return {"student": kept[::2], "teacher": kept[1::2]}
+
+
+def test_two_clients_take_turns() -> None:
+    found = two(in_order)
+    for name, seed in (("student", 0), ("teacher", 1)):
+        with LocalTrainingClient("tiny", seed=seed, device="cpu") as client:
+            expected = arrays_of(client.forward(data(4, 5, 6)).result())
+        for one in found[name]:
+            torch.testing.assert_close(one, expected)
+
+
+# What fails.
+
+
+def refused(group: Group) -> dict[str, Any]:
+    with ParallelTrainingClient(group, "tiny", device="cpu") as client:
+        wrong = [*data(3, 3, 3), Datum(ModelInput.from_ints([999]), {"target_tokens": [1]})]
+        for call in (client.forward, client.forward_initial, client.forward_with_graph):
+            with pytest.raises(InputError, match="datum 3: its model_input: found 999"):
+                call(wrong)
+        with pytest.raises(OptionError, match="hidden.9"):
+            client.forward_with_graph(data(3), ["hidden.9"])
+        with pytest.raises(OptionError, match="learning_rate"):
+            client.optim_step(AdamParams(learning_rate=-1.0))
+        with pytest.raises(InputError, match="does not exist"):
+            client.load_state("nowhere").result()
+        graph = client.forward_with_graph(data(3, 4)).result()
+        client.forward_backward(data(3, 4), "cross_entropy")
+        client.optim_step(RATE).result()
+        with pytest.raises(GradientError, match="the parameters changed"):
+            graph.backward({"logprobs": slopes_of(graph.logprobs)})
+        # It goes on as if nothing had happened.
+        return {"logprobs": arrays_of(client.forward(data(3, 4)).result())}
+
+
+def test_wrong_data_raise_at_once_and_do_not_stop_the_others() -> None:
+    assert two(refused)["logprobs"]
+
+
+def failing(rank: int) -> Any:
+    """The second process cannot do a backward, and later has other weights."""
+    group = join()
+    try:
+        if not group.leads:
+            real = Plain.forward_backward
+            Plain.forward_backward = _raising  # pyright: ignore[reportAttributeAccessIssue]
+            serve(group)
+            Plain.forward_backward = real
+            return {}
+        with ParallelTrainingClient(group, "tiny", device="cpu") as client:
+            client.forward_backward(data(3), "cross_entropy").result()
+            before = gradients_of(client)
+            with pytest.raises(FailedError, match="process 1 of 2: RuntimeError: no memory"):
+                client.forward_backward(data(3, 3), "cross_entropy").result()
+            # A pass that fails adds nothing, in no process.
+            return {"before": before, "after": gradients_of(client)}
+    finally:
+        group.end()
+
+
+def _raising(self: Any, given: Any, *arguments: Any) -> Any:
+    raise RuntimeError("no memory")
+
+
+def test_a_failure_of_another_process_is_raised_here_and_adds_nothing() -> None:
+    found = together(failing)[0]
+    torch.testing.assert_close(found["after"], found["before"], atol=0, rtol=0)
+
+
+def differing(rank: int) -> Any:
+    group = join()
+    try:
+        if not group.leads:
+            LocalModel.fingerprint = "another"  # pyright: ignore[reportAttributeAccessIssue]
+            serve(group)
+            return {}
+        with pytest.raises(FailedError, match='process 1 of 2: "tiny" has other weights there than in process 0'):
+            ParallelTrainingClient(group, "tiny", device="cpu")
+        with pytest.raises(OptionError, match="model"):
+            ParallelTrainingClient(group, "/nowhere", device="cpu")
+        with pytest.raises(OptionError, match=r'micro_batch_tokens="auto"; expected a number or None with shard=True'):
+            ParallelTrainingClient(group, "tiny", shard=True, micro_batch_tokens="auto", device="cpu")
+        return {}
+    finally:
+        group.end()
+
+
+def test_models_that_cannot_be_loaded_are_errors_of_the_first_process() -> None:
+    together(differing)
+
+
+def leaving(rank: int) -> Any:
+    """The second process ends in the middle."""
+    group = join()
+    if not group.leads:
+        group.next_order()
+        torch.distributed.destroy_process_group()
+        return {}
+    with pytest.raises(LostError, match="one of the 2 processes ended or does not answer"):
+        ParallelTrainingClient(group, "tiny", device="cpu")
+    with pytest.raises(LostError, match="one of the 2 processes is gone"), group.ordering([None, None]):
+        pass
+    # At once, rather than after a timeout.
+    group.end()
+    return {}
+
+
+def test_a_process_that_ends_is_an_error_at_once() -> None:
+    together(leaving)
+
+
+def devices(group: Group) -> dict[str, Any]:
+    assert current() is group
+    assert group.device("cpu") == "cpu"
+    with pytest.raises(OptionError, match='device="cuda:0"; expected "cuda", "cpu" or None with 2 processes'):
+        group.device("cuda:0")
+    os.environ["LOCAL_RANK"] = "99"
+    with pytest.raises(PenaltiesError, match="there are more processes than GPUs"):
+        group.device("cuda")
+    return {}
+
+
+def test_each_process_takes_a_gpu_of_its_own() -> None:
+    two(devices)
+    assert current() is None
+
+
+def test_an_environment_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(LostError, match="could not meet the other processes: .*MASTER_ADDR"):
+        join()
