@@ -1,6 +1,7 @@
 """Two processes do what one does."""
 
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return worked(client, str(tmp_path_factory.mktemp("alone")))
 
 
-@pytest.mark.parametrize("parts", [None, 10], ids=["at once", "in parts"])
-@pytest.mark.parametrize("shard", [False, True], ids=["copies", "sharded"])
+@pytest.mark.parametrize(
+    ("shard", "parts"),
+    [
+        pytest.param(False, None, id="copies"),
+        pytest.param(False, 10, id="copies in parts", marks=pytest.mark.slow),
+        pytest.param(True, None, id="sharded", marks=pytest.mark.slow),
+        pytest.param(True, 10, id="sharded in parts"),
+    ],
+)
 def test_two_processes_do_what_one_does(alone: dict[str, Any], tmp_path: Path, shard: bool, parts: int | None) -> None:
     found = two(led, str(tmp_path), {"shard": shard, "micro_batch_tokens": parts, "device": "cpu"})
     assert found.keys() == alone.keys()
@@ -124,38 +132,25 @@ def test_two_processes_do_what_one_does(alone: dict[str, Any], tmp_path: Path, s
             assert (mine - other).abs().max() <= 1e-5 * max(1.0, other.abs().max()), name
 
 
-def agreeing(rank: int) -> Any:
-    """The memory of the second process runs out: its limit becomes that of both."""
-    group = join()
-    try:
-        if not group.leads:
-            Plain.forward = _limited  # pyright: ignore[reportAttributeAccessIssue]
-            serve(group)
-            return {}
-        with ParallelTrainingClient(group, "tiny", micro_batch_tokens="auto", device="cpu") as client:
-            before = client.forward(data(8, 8, 8, 8)).result()
-            assert client._limits.tokens == 8
-            after = client.forward(data(8, 8, 8, 8)).result()
-            return {"before": arrays_of(before), "after": arrays_of(after)}
-    finally:
-        group.end()
+# Several things in one start of two processes, which takes seconds.
 
 
-_real: Any = Plain.forward
+def several(group: Group) -> dict[str, Any]:
+    return {
+        "turns": in_order(group),
+        "refused": refused(group),
+        "alone": alone_in_step(group),
+        "devices": devices(group),
+    }
 
 
-def _limited(self: Any, *arguments: Any) -> Any:
-    self._limits.tokens = 8
-    return _real(self, *arguments)
-
-
-def test_a_limit_that_one_process_found_is_that_of_all() -> None:
-    found = together(agreeing)[0]
-    torch.testing.assert_close(found["before"], found["after"])
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    return two(several)
 
 
 def in_order(group: Group) -> dict[str, Any]:
-    """A student and a teacher, whose threads both want all processes; and graphs that nobody propagates."""
+    """A student and a teacher, whose threads both want all processes; and a graph that nobody propagates."""
     with (
         ParallelTrainingClient(group, "tiny", device="cpu") as student,
         ParallelTrainingClient(group, "tiny", seed=1, device="cpu") as teacher,
@@ -163,6 +158,7 @@ def in_order(group: Group) -> dict[str, Any]:
         some = data(4, 5, 6)
         asked = [one.forward(some) for one in (student, teacher) * 5]
         dropped = student.forward_with_graph(some).result()
+        assert student._kept
         del dropped
         kept = [arrays_of(one.result()) for one in asked]
         student.forward(some).result()
@@ -170,19 +166,15 @@ def in_order(group: Group) -> dict[str, Any]:
         return {"student": kept[::2], "teacher": kept[1::2]}
 
 
-def test_two_clients_take_turns() -> None:
-    found = two(in_order)
+def test_two_clients_take_turns(results: dict[str, Any]) -> None:
     for name, seed in (("student", 0), ("teacher", 1)):
         with LocalTrainingClient("tiny", seed=seed, device="cpu") as client:
             expected = arrays_of(client.forward(data(4, 5, 6)).result())
-        for one in found[name]:
+        for one in results["turns"][name]:
             torch.testing.assert_close(one, expected)
 
 
-# What fails.
-
-
-def refused(group: Group) -> dict[str, Any]:
+def refused(group: Group) -> list[Any]:
     with ParallelTrainingClient(group, "tiny", device="cpu") as client:
         wrong = [*data(3, 3, 3), Datum(ModelInput.from_ints([999]), {"target_tokens": [1]})]
         for call in (client.forward, client.forward_initial, client.forward_with_graph):
@@ -200,41 +192,98 @@ def refused(group: Group) -> dict[str, Any]:
         with pytest.raises(GradientError, match="the parameters changed"):
             graph.backward({"logprobs": slopes_of(graph.logprobs)})
         # It goes on as if nothing had happened.
-        return {"logprobs": arrays_of(client.forward(data(3, 4)).result())}
+        return arrays_of(client.forward(data(3, 4)).result())
 
 
-def test_wrong_data_raise_at_once_and_do_not_stop_the_others() -> None:
-    assert two(refused)["logprobs"]
+def test_what_is_wrong_raises_and_stops_nobody(results: dict[str, Any]) -> None:
+    assert [len(one) for one in results["refused"][::2]] == [3, 4]
 
 
-def failing(rank: int) -> Any:
-    """The second process cannot do a backward, and later has other weights."""
+def alone_in_step(group: Group) -> list[Any]:
+    with ParallelTrainingClient(group, "tiny", shard=True, device="cpu") as client:
+        with pytest.raises(PenaltiesError, match="a sharded model runs in all processes"):
+            client.model(input_ids=torch.zeros((1, 2), dtype=torch.long))
+        with pytest.raises(OptionError, match="max_tokens"):
+            client.sample(ModelInput.from_ints([1]), 1, SamplingParams(max_tokens=0))
+        return arrays_of(client.forward(data(3)).result())
+
+
+def test_a_sharded_model_that_runs_alone_raises_instead_of_waiting(results: dict[str, Any]) -> None:
+    assert len(results["alone"]) == 2
+
+
+def devices(group: Group) -> list[Any]:
+    assert current() is group
+    assert group.device("cpu") == "cpu"
+    with pytest.raises(OptionError, match='device="cuda:0"; expected "cuda", "cpu" or None with 2 processes'):
+        group.device("cuda:0")
+    os.environ["LOCAL_RANK"] = "99"
+    with pytest.raises(PenaltiesError, match="there are more processes than GPUs"):
+        group.device("cuda")
+    return []
+
+
+def test_each_process_takes_a_gpu_of_its_own(results: dict[str, Any]) -> None:
+    assert results["devices"] == []
+    # The tests run in a process that is alone.
+    assert current() is None
+
+
+# A process in which things go wrong.
+
+
+def troubled(rank: int) -> Any:
+    """In the second process memory runs out in a forward, and a backward fails."""
     group = join()
     try:
         if not group.leads:
-            real = Plain.forward_backward
-            Plain.forward_backward = _raising  # pyright: ignore[reportAttributeAccessIssue]
+            Plain.forward, Plain.forward_backward = _limited, _raising  # pyright: ignore[reportAttributeAccessIssue]
             serve(group)
-            Plain.forward_backward = real
             return {}
-        with ParallelTrainingClient(group, "tiny", device="cpu") as client:
+        with ParallelTrainingClient(group, "tiny", micro_batch_tokens="auto", device="cpu") as client:
+            client.forward(data(8, 8, 8, 8)).result()
+            limit = client._limits.tokens
             client.forward_backward(data(3), "cross_entropy").result()
             before = gradients_of(client)
-            with pytest.raises(FailedError, match="process 1 of 2: RuntimeError: no memory"):
-                client.forward_backward(data(3, 3), "cross_entropy").result()
-            # A pass that fails adds nothing, in no process.
-            return {"before": before, "after": gradients_of(client)}
+            seeds: list[int] = []
+            for _ in range(2):
+                with pytest.raises(FailedError, match=r"process 1 of 2: RuntimeError: seed \d+") as caught:
+                    client.forward_backward(data(3, 3), "cross_entropy").result()
+                seeds.append(int(str(caught.value).split()[-1]) - zlib.crc32(client._generator.get_state().numpy()))
+                client.sample(ModelInput.from_ints([1])).result()
+            after = gradients_of(client)
+            return {"before": before, "after": after, "limit": torch.tensor(limit), "seeds": torch.tensor(seeds)}
     finally:
         group.end()
 
 
-def _raising(self: Any, given: Any, *arguments: Any) -> Any:
-    raise RuntimeError("no memory")
+_real: Any = Plain.forward
 
 
-def test_a_failure_of_another_process_is_raised_here_and_adds_nothing() -> None:
-    found = together(failing)[0]
-    torch.testing.assert_close(found["after"], found["before"], atol=0, rtol=0)
+def _limited(self: Any, *arguments: Any) -> Any:
+    self._limits.tokens = 8
+    return _real(self, *arguments)
+
+
+def _raising(self: Any, *arguments: Any) -> Any:
+    raise RuntimeError(f"seed {self._generator.initial_seed()}")
+
+
+@pytest.fixture(scope="module")
+def trouble() -> Any:
+    return together(troubled)[0]
+
+
+def test_a_limit_that_one_process_found_is_that_of_all(trouble: Any) -> None:
+    assert trouble["limit"] == 8
+
+
+def test_a_failure_of_another_process_is_raised_here_and_adds_nothing(trouble: Any) -> None:
+    torch.testing.assert_close(trouble["after"], trouble["before"], atol=0, rtol=0)
+
+
+def test_what_another_process_draws_depends_on_the_generator_of_the_first(trouble: Any) -> None:
+    assert trouble["seeds"].tolist() == [1, 1]
 
 
 def differing(rank: int) -> Any:
@@ -277,22 +326,6 @@ def leaving(rank: int) -> Any:
 
 def test_a_process_that_ends_is_an_error_at_once() -> None:
     together(leaving)
-
-
-def devices(group: Group) -> dict[str, Any]:
-    assert current() is group
-    assert group.device("cpu") == "cpu"
-    with pytest.raises(OptionError, match='device="cuda:0"; expected "cuda", "cpu" or None with 2 processes'):
-        group.device("cuda:0")
-    os.environ["LOCAL_RANK"] = "99"
-    with pytest.raises(PenaltiesError, match="there are more processes than GPUs"):
-        group.device("cuda")
-    return {}
-
-
-def test_each_process_takes_a_gpu_of_its_own() -> None:
-    two(devices)
-    assert current() is None
 
 
 def test_an_environment_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ....errors import PenaltiesError
 from ...futures import TrainingFuture
 from ...types import ForwardBackwardOutput, OptimStepResponse, SampleResponse, SamplingParams, TensorData
 from ..batch import Batch, Row, rows_of
@@ -21,15 +23,14 @@ from ..passes import leaf_of
 from ..sampling import checked_draw
 from .group import Group, LostError
 from .member import Member
+from .orders import CLOSE, MAKE, Order
 from .shares import Counts, Share, by_tokens, evenly
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CLOSE", "MAKE", "ParallelTrainingClient"]
+__all__ = ["ParallelTrainingClient"]
 
-MAKE: Final = "make"
-CLOSE: Final = "close"
 _KIND: Final = "TorchLossReturn"
 _clients: Final = itertools.count()
 
@@ -48,11 +49,19 @@ class ParallelTrainingClient(Member):
         self._dropped: deque[int] = deque()
         """Graphs that are gone here; the others hear of it with the next order."""
         self._closed = False
-        with group.ordering([(self._number, MAKE, (model, options, shard), ())] * group.size):
+        self._in_step = True
+        with group.ordering([Order(self._number, MAKE, (model, options, shard))] * group.size):
             super().__init__(group, model, options, shard=shard)
         # Shares say how much goes through a model that is run in step.
         self._most = self._limits.rows, self._limits.tokens
+        if shard:
+            self._model.base.register_forward_pre_hook(self._check_in_step)
         self._together("publish")
+
+    def _check_in_step(self, *_: Any) -> None:
+        """Raise where the model runs without the others, for which it would wait."""
+        if not self._in_step:
+            raise PenaltiesError("a sharded model runs in all processes, by the methods of its client alone")
 
     def _together(self, operation: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None) -> Any:
         """Have all processes do it; returns what comes of it here.
@@ -60,11 +69,16 @@ class ParallelTrainingClient(Member):
         `each` has further arguments for each process, before the common ones.
         """
         mine, *others = [()] * self._group.size if each is None else each
-        dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-        orders = [(self._number, operation, (*one, *arguments), dropped) for one in others]
+        dropped = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
+        seed = zlib.crc32(self._generator.get_state().numpy().tobytes())
+        orders = [Order(self._number, operation, (*one, *arguments), dropped, seed) for one in others]
         with self._group.ordering([None, *orders]):
-            self.forget(dropped)
-            return getattr(self, operation)(*mine, *arguments)
+            self._in_step = True
+            try:
+                self.forget(dropped)
+                return getattr(self, operation)(*mine, *arguments)
+            finally:
+                self._in_step = False
 
     def _shares(self, rows: Sequence[Row]) -> list[Share]:
         return evenly(rows, self._group.size, *self._most) if self._shard else by_tokens(rows, self._group.size)
@@ -181,7 +195,7 @@ class ParallelTrainingClient(Member):
         super().close()
         if not self._closed:
             self._closed = True
-            orders = [(self._number, CLOSE, (), ())] * self._group.size
+            orders = [Order(self._number, CLOSE)] * self._group.size
             # Processes that are gone have nothing to close.
             with contextlib.suppress(LostError), self._group.ordering(orders):
                 pass

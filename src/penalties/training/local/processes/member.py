@@ -12,6 +12,7 @@ from ..client import LocalTrainingClient
 from ..graph import Graph
 from ..passes import leaf_of
 from .group import FailedError, Group
+from .orders import Order
 from .sharding import shard_layers
 from .shares import Counts, Share
 
@@ -51,7 +52,8 @@ class Member(LocalTrainingClient):
             if one != weights[0]:
                 where = f"process {rank} of {group.size}"
                 raise FailedError(f'{where}: "{model}" has other weights there than in process 0')
-        # Of the worker's thread, which runs the model.
+        # In this thread, and in that which runs the model.
+        self._use_gpu()
         self._worker.submit(self._use_gpu).result()
 
     def _prepare(self, model: Any, device: Any) -> None:
@@ -123,6 +125,12 @@ class Member(LocalTrainingClient):
     def publish(self) -> None:
         """Take over the parameters of the leader."""
         self._group.published([one.detach() for one in self._model.parameters.values()])
+
+    def obey(self, order: Order) -> None:
+        """Do what the leader does, in another process."""
+        self.forget(order.dropped)
+        self._generator.manual_seed(order.seed + self._group.rank)
+        getattr(self, order.operation)(*order.arguments)
 
     def forget(self, keys: Sequence[int]) -> None:
         """Drop graphs whose backward will not come."""
