@@ -205,7 +205,9 @@ def whole(folder: Path) -> Run:
 
 
 def assert_same_bits(found: Run, expected: Run) -> None:
-    assert comparable(list(found.records())) == comparable(list(expected.records()))
+    # An interruption saves a checkpoint of its own.
+    logs = [[one for one in run.records() if one.get("event") != "checkpoint"] for run in (found, expected)]
+    assert comparable(logs[0]) == comparable(logs[1])
     assert all(torch.equal(weights(found)[name], one) for name, one in weights(expected).items())
 
 

@@ -328,6 +328,36 @@ def test_a_process_that_ends_is_an_error_at_once() -> None:
     together(leaving)
 
 
+def out_of_step(rank: int) -> Any:
+    """The first process fails in the middle of an operation, of which the other does not hear."""
+    group = join()
+    if not group.leads:
+        with pytest.raises(LostError):
+            serve(group)
+        group.end()
+        return {}
+    client = ParallelTrainingClient(group, "tiny", device="cpu")
+    client.publish = _failing  # pyright: ignore[reportAttributeAccessIssue]
+    client.forward_backward(data(3), "cross_entropy").result()
+    with pytest.raises(MemoryError, match="here"):
+        client.optim_step(RATE).result()
+    # Orders would not be understood any more.
+    with pytest.raises(LostError, match="is gone"):
+        client.forward(data(3)).result()
+    client.close()
+    group.end()
+    return {}
+
+
+def _failing() -> None:
+    raise MemoryError("here")
+
+
+@pytest.mark.slow
+def test_processes_that_are_out_of_step_end() -> None:
+    together(out_of_step)
+
+
 def test_an_environment_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -69,11 +69,13 @@ class Group:
         self._dist = _distributed()
         self.rank: int = self._dist.get_rank()
         self.size: int = self._dist.get_world_size()
-        self._orders = self._dist.new_group(backend="gloo", timeout=_ORDER)
-        self._answers = self._dist.new_group(backend="gloo", timeout=_ANSWER)
+        self._orders: Any = self._dist.new_group(backend="gloo", timeout=_ORDER)
+        self._answers: Any = self._dist.new_group(backend="gloo", timeout=_ANSWER)
         # Clients have a thread each; an operation needs all processes until it is done.
         self._lock = threading.Lock()
         self._lost = False
+        self._told = False
+        """Whether the others know that the operation failed."""
 
     @property
     def leads(self) -> bool:
@@ -103,7 +105,13 @@ class Group:
                 raise LostError(f"one of the {self.size} processes is gone")
             with self._reaching():
                 self._dist.scatter_object_list([None], list(orders), group=self._orders)
-            yield
+            self._told = False
+            try:
+                yield
+            except BaseException:
+                # Unless the others have heard of it, they are in the middle of the operation.
+                self._lost = self._lost or not self._told
+                raise
 
     def next_order(self) -> Any:
         """The next order of the leader; None is the end."""
@@ -114,13 +122,18 @@ class Group:
 
     def end(self) -> None:
         """Leave; the leader lets the others end, which are on their own if an operation still runs."""
+        torch: Any = importlib.import_module("torch")
         _joined.remove(self)
-        if self._lost or not self._lock.acquire(timeout=_GOODBYE):
+        if not self._lock.acquire(timeout=_GOODBYE):
             return
         with contextlib.suppress(RuntimeError):
-            if self.leads:
+            if self.leads and not self._lost:
                 self._dist.scatter_object_list([None], [None] * self.size, group=self._orders)
-            self._dist.destroy_process_group()
+            # Threads of gloo end with the last reference; left to the end of the interpreter, they may crash it. NCCL
+            # would wait for processes that are gone.
+            self._orders = self._answers = None
+            if not (self._lost and torch.cuda.is_initialized()):
+                self._dist.destroy_process_group()
         self._lock.release()
 
     def agreed(self, work: Callable[[], T], note: Callable[[], Any] = lambda: None) -> tuple[T, list[Any]]:
@@ -138,6 +151,7 @@ class Group:
         found: list[Any] = [None] * self.size
         with self._reaching():
             self._dist.all_gather_object(found, mine, group=self._answers)
+        self._told = any(message is not None for message, _ in found)
         if failure is not None and self.leads:
             raise failure
         for rank, (message, _) in enumerate(found):
@@ -209,6 +223,9 @@ class Group:
             yield
         except RuntimeError as error:
             self._lost = True
+            if isinstance(error, importlib.import_module("torch").OutOfMemoryError):
+                # Of this process, which leaves the others waiting.
+                raise
             reason = said(error).splitlines()[0]
             raise LostError(f"one of the {self.size} processes ended or does not answer: {reason}") from error
 
