@@ -7,16 +7,21 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import Final
 
-__all__ = ["launched", "together"]
+__all__ = ["count", "launched", "together"]
 
 _SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 """Windows has no SIGHUP."""
 
 
+def count() -> int:
+    """How many processes a launcher started; 1 if there was none."""
+    given = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
+    return int(given) if given.isdecimal() else 1
+
+
 def launched() -> bool:
     """Whether a launcher started this process as one of several."""
-    count = os.environ.get("WORLD_SIZE", "")
-    return count.isdecimal() and int(count) > 1 and "RANK" in os.environ
+    return count() > 1
 
 
 def together(command: Callable[[], int]) -> int:

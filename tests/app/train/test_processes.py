@@ -96,6 +96,7 @@ def trained(folder: Path, name: str, *arguments: str, count: int = 2, more: str 
     first, *others = run(folder, "train", "run.toml", "--run", name, *arguments, count=count)
     assert (first.status, first.err) == (0, "")
     assert first.out.count(f"report: {name}/report.html") == 1
+    assert first.out.count("loading the model" if count == 1 else f"loading the model in {count} processes") == 1
     assert all(other == (0, "", "") for other in others)
     return Run(folder / name)
 
