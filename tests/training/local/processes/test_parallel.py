@@ -4,6 +4,7 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from penalties.training.local.client import LocalTrainingClient as Plain
 from penalties.training.local.model import LocalModel
 from penalties.training.local.processes import LostError, ParallelTrainingClient, current, join, serve
 from penalties.training.local.processes.group import FailedError, Group
+from penalties.training.local.processes.sharding import shard_layers
 from penalties.training.types import AdamParams, Datum, ModelInput, SamplingParams
 
 from ....integrations.distributed.together import together
@@ -356,6 +358,19 @@ def _failing() -> None:
 @pytest.mark.slow
 def test_processes_that_are_out_of_step_end() -> None:
     together(out_of_step)
+
+
+@pytest.mark.parametrize(
+    ("count", "trained", "message"),
+    [(3, False, "a model with a list of layers, or False"), (2, True, "a model with frozen weights and an adapter")],
+)
+def test_models_that_cannot_be_sharded_are_errors(count: int, trained: bool, message: str) -> None:
+    base: Any = torch.nn.Module()
+    base.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)]).requires_grad_(trained)
+    base.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=count))
+    base.get_base_model = lambda: base
+    with pytest.raises(OptionError, match=f"shard=True; expected {message}"):
+        shard_layers(base, torch.device("cpu"), 2)
 
 
 def test_an_environment_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,9 @@ class Group:
             self._told = False
             try:
                 yield
+            except FailedError:
+                # Every process raises it.
+                raise
             except BaseException:
                 # Unless the others have heard of it, they are in the middle of the operation.
                 self._lost = self._lost or not self._told
