@@ -12,7 +12,7 @@ INTEGRATIONS_INSTALL := $(INTEGRATIONS)/bin/pip install --quiet --constraint con
 FRAMEWORKS := huggingface lightning equinox flax keras frameworks
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/test_bad_input.py tests/test_edges.py tests/test_finite.py tests/test_golden.py \
-	tests/test_gradients.py tests/test_jax.py tests/test_parity.py tests/test_precision.py tests/test_properties.py \
+	tests/test_gradients.py tests/test_jax.py tests/test_logits.py tests/test_parity.py tests/test_precision.py tests/test_properties.py \
 	tests/test_torch.py tests/pipeline tests/execution --ignore=tests/execution/test_examples_elsewhere.py --ignore=tests/pipeline/test_notebook.py
 MATHEMATICS := tests/test_compilers.py tests/test_gradients.py tests/test_parity.py tests/test_precision.py tests/testing
 WORKERS ?= 2

@@ -311,7 +311,13 @@ def declared(name: str, facts: Facts) -> Case:
     """The example of a penalty; labels, which have no gradient, are among the options."""
     example = dict(zip(inspect.signature(facts.function).parameters, facts.example(), strict=False))
     labels = {label: example.pop(label) for label in facts.labels}
-    return Case(name, lambda rng: list(example.values()), labels)
+    functions = {key: part for key, part in example.items() if callable(part)}
+    arrays = {key: part for key, part in example.items() if key not in functions}
+
+    def by_name(*given: Any, **options: Any) -> Any:
+        return getattr(pn, name)(**functions, **dict(zip(arrays, given, strict=True)), **options)
+
+    return Case(name, lambda rng: list(arrays.values()), labels, by_name, needs_gradient=facts.needs_gradient)
 
 
 def sampled(cases: Sequence[Case]) -> list[Any]:

@@ -1,5 +1,6 @@
 """Every mistake is refused at once, by a message that says what was given, what was expected, and where."""
 
+import inspect
 import pickle
 import re
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import penalties as pn
+from penalties.functional.penalty import facts_of
+from penalties.pipeline.catalogue import BUILT_IN
 from tests.libraries import LIBRARIES, TORCH, call
 
 X = np.ones((2, 3))
@@ -94,8 +97,12 @@ COMBINATIONS = [
     ({"mode": "spectral", "reduction": "mean"}, 'reduction="mean"; expected "sum": mode="spectral" is one number'),
     ({"mode": "spectral", "sample_size": 2}, 'sample_size=2; expected None: mode="spectral" needs every row'),
 ]
-PAIRED = {"kl_divergence": ("p", "q"), "js_divergence": ("p", "q"), "consistency": ("a", "b")}
-PAIRED["kl_estimate"] = ("logprobs", "reference")
+PAIRED = {
+    name: tuple(inspect.signature(fn).parameters)[:2]
+    for name, fn in BUILT_IN.items()
+    if (facts := facts_of(fn)) and [getattr(part, "dtype", None) for part in facts.example()] == [np.float64] * 2
+}
+"""The penalties of two arrays, by what they call them."""
 
 
 def inputs(name: str, x: Any = X) -> tuple[Any, ...]:
@@ -373,6 +380,7 @@ def test_errors_survive_pickling() -> None:
     for error in (
         pn.OptionError("l1", "reduction", "avg", '"sum"'),
         pn.NonFiniteError("nan", "validate: nan"),
+        pn.NonFiniteError("inf", "the value is inf", "l1"),
         pn.ShapeError("l1: x"),
     ):
         again = pickle.loads(pickle.dumps(error))

@@ -131,3 +131,11 @@ def test_a_docstring_says_what_every_parameter_is(name: str) -> None:
     function = getattr(functional, name)
     listed = re.findall(r"^ *- ((?:`\w+`(?:, )?)+): ", inspect.getdoc(function) or "", re.MULTILINE)
     assert re.findall(r"\w+", " ".join(listed)) == list(inspect.signature(function).parameters)
+
+
+def test_a_row_is_a_vector_of_the_last_axis_or_an_element() -> None:
+    vectors = {name for name, facts in PENALTIES.items() if facts.over_vectors()}
+    assert vectors == {"kl_divergence", "js_divergence", "entropy", "cross_entropy"}
+    consistency = PENALTIES["consistency"]
+    metrics = ("mse", "l1", "cosine", "kl")
+    assert [consistency.over_vectors({"metric": one}) for one in metrics] == [False, False, True, True]

@@ -110,7 +110,7 @@ def test_the_core_depends_on_numpy_alone_and_bounds_have_reasons() -> None:
     assert [d.split(">")[0] for d in project["dependencies"]] == ["numpy"]
     sinks = {"otel", "tensorboard", "mlflow", "wandb"}
     libraries = {"torch", "jax", "optax", "ray", "tinker"}
-    trainers = {"train", "huggingface", "lightning", "keras"}
+    trainers = {"train", "quantize", "huggingface", "lightning", "keras"}
     extras = {"process", "cli", "data", "state", "plot", "all"} | trainers | libraries | sinks
     assert set(project["optional-dependencies"]) == extras
     section = text[text.index("[project]") : text.index("[project.urls]")]

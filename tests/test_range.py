@@ -25,6 +25,15 @@ def test_gradients_of_smooth_l1_far_from_one(autodiff: Any, delta: float) -> Non
     np.testing.assert_allclose(gradient, np.clip(elements / delta, -1, 1), rtol=1e-6, atol=1e-37)
 
 
+def test_the_gradient_of_a_mean_at_the_smallest_delta(autodiff: Any) -> None:
+    with pytest.raises(pn.OptionError, match=r"smooth_l1: delta=1e-37; expected a number from 1\.97e-31 to"):
+        pn.smooth_l1(autodiff.array([1.0], "float32"), delta=1e-37)
+    elements = np.full(400_000, 5e-32)
+    x = autodiff.array(elements, "float32")
+    (gradient,) = autodiff.gradients(lambda x: pn.smooth_l1(x, delta=2e-31, reduction="mean"), x)
+    np.testing.assert_allclose(gradient, elements / 2e-31 / len(elements), rtol=1e-5)
+
+
 def test_smooth_l1_of_a_large_tensor_far_below_delta() -> None:
     x = torch.full((400_000,), 1e-7, device=DEVICE)
     out = pn.Pipeline([pn.Term("smooth_l1", options={"delta": 1e20})]).value_and_grad(x, wrt="input")

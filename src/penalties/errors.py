@@ -27,9 +27,9 @@ __all__ = [
 
 
 FIRST_ORDER: Final = (
-    "second derivatives are unavailable: the gradient of this value was computed with it, by value_and_grad, by a term "
-    "that ran elsewhere or returned its own gradient, by a kernel, which PENALTIES_KERNELS=off turns off, or in blocks "
-    "over Logits, in place of which you can pass logits.materialize()"
+    "second derivatives are unavailable: this value came with its gradient, from value_and_grad, a kernel, blocks over "
+    "Logits, or a term that ran elsewhere or returned its own. Call the pipeline itself with terms that run inline, "
+    "set PENALTIES_KERNELS=off, or pass logits.materialize()"
 )
 
 
@@ -218,23 +218,23 @@ class NonFiniteError(PenaltiesError, ValueError):
     nan
     """
 
-    def __init__(self, kind: str, message: str) -> None:
-        """Store the kind with the message."""
+    def __init__(self, kind: str, message: str, term: str | None = None) -> None:
+        """Store the kind, the message, and the name of the term that it is about, if it is known."""
         self.kind = kind
-        self.term: str | None = None
-        """The name of the term whose value it is, where an executor ran it."""
+        self.message = message
+        self.term = term
         self.output: Any = None
         """The output of the other terms, as in `TermError`."""
-        super().__init__(message)
+        super().__init__(message if term is None else f"{term}: {message}")
 
     @classmethod
-    def of(cls, number: float, message: str) -> "NonFiniteError":
+    def of(cls, number: float, message: str, term: str | None = None) -> "NonFiniteError":
         """The error for a number that is NaN or infinite."""
-        return cls("nan" if math.isnan(number) else "inf", message)
+        return cls("nan" if math.isnan(number) else "inf", message, term)
 
-    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str, str | None]]:
         """Pickle by the parts, so that the error survives a trip between processes."""
-        return type(self), (self.kind, str(self))
+        return type(self), (self.kind, self.message, self.term)
 
 
 class CheckError(PenaltiesError, ValueError):

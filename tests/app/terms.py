@@ -1,4 +1,4 @@
-"""Terms of one's own, for configs."""
+"""Your own terms, for configs."""
 
 import os
 import random

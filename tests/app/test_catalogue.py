@@ -2,18 +2,21 @@
 
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penalties.app.catalogue.entries import KINDS, entries, entry_of_path
-from penalties.app.catalogue.examples import EXAMPLES
+from penalties.app.catalogue.examples import penalty_example
 from penalties.app.config import Config
 from penalties.app.config.objective import BY_RULE, INPUTS, LOCAL_BY_RULE, LOCAL_INPUTS
 from penalties.app.config.options import SHIPPED, inputs_of, wrong_value
 from penalties.app.data import Stream
 from penalties.errors import OptionError
-from penalties.pipeline import Term
+from penalties.functional.penalty import facts_of
+from penalties.pipeline import Pipeline, Term
 from penalties.pipeline.catalogue import BUILT_IN
 from penalties.training import LocalTrainingClient, adapters, forward_backward_custom, losses
 from penalties.training.objective import objective_of
@@ -21,6 +24,8 @@ from penalties.training.objective import objective_of
 from .configs import CANDIDATES, LINES, PAIRS, SAMPLED, config
 
 DATA = {"dpo": PAIRS, "importance_sampling": SAMPLED, "reverse_kl": CANDIDATES}
+
+EXAMPLES = {(entry.kind, entry.name): entry.example for entry in entries() if entry.example}
 
 REFERENCES = """
 [references]
@@ -103,15 +108,14 @@ def test_options_of_others_are_theirs() -> None:
     assert wrong_value(SHIPPED["l1"], "reduction", "mean") is None
 
 
-@pytest.mark.parametrize(("kind", "name"), EXAMPLES, ids=map("-".join, EXAMPLES))
-def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind: str, name: str) -> None:
-    text = EXAMPLES[kind, name]
+def check_example(folder: Path, client: LocalTrainingClient, name: str, text: str) -> None:
+    """It trains; or it is a comment, on what cannot be in a config."""
     given = tomllib.loads(text)
     if not given:
         assert text.startswith("# ")
         return
     text += REFERENCES if "references" not in given else ""
-    made = config(tmp_path, text, ["train.batch_size=2"], data=DATA.get(name, LINES))
+    made = config(folder, text, ["train.batch_size=2"], data=DATA.get(name, LINES))
     stream = Stream(made, client.tokenizer)
     result = forward_backward_custom(
         client,
@@ -125,3 +129,35 @@ def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind:
     assert out is not None
     out.check()
     assert len(out.terms) == len(given.get("term", ()))
+
+
+@pytest.mark.parametrize(("kind", "name"), EXAMPLES, ids=map("-".join, EXAMPLES))
+def test_every_example_trains(tmp_path: Path, client: LocalTrainingClient, kind: str, name: str) -> None:
+    check_example(tmp_path, client, name, EXAMPLES[kind, name])
+
+
+@pytest.mark.parametrize("name", [name for kind, name in EXAMPLES if kind in ("penalty", "batch")])
+def test_the_example_of_a_penalty_is_a_pipeline_in_the_library_too(tmp_path: Path, name: str) -> None:
+    text = next(EXAMPLES[kind, name] for kind in ("penalty", "batch") if (kind, name) in EXAMPLES)
+    given = tomllib.loads(text)
+    if given:
+        assert Pipeline.from_config(given["term"]) == config(tmp_path, text + REFERENCES).pipeline()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_example_of_a_penalty_is_what_it_declares(name: str) -> None:
+    facts = facts_of(BUILT_IN[name])
+    assert facts is not None
+    assert EXAMPLES["penalty", name].endswith(facts.config)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_example_of_a_penalty_that_declares_none_trains(
+    tmp_path: Path, client: LocalTrainingClient, name: str
+) -> None:
+    facts = facts_of(BUILT_IN[name])
+    assert facts is not None
+    text = penalty_example(name, replace(facts, config=""))
+    check_example(tmp_path, client, name, text)
+    of_arrays = not facts.needs_gradient and not facts.labels and np.ndim(facts.example()[0]) > 0
+    assert bool(tomllib.loads(text)) == of_arrays

@@ -12,48 +12,16 @@ from torch import Tensor
 
 import penalties as pn
 from penalties.backends import double_precision
-from penalties.functional.penalty import facts_of
 from penalties.pipeline.catalogue import BUILT_IN
 
+from .parity import arguments, check_jax, check_torch, logprobs
 from .terms import ELSEWHERE
-
-PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
-# Those that reduce arrays: the others take a function, or a number that exists already.
-NAMES = [name for name, fn in BUILT_IN.items() if "reduction" in facts_of(fn).defaults]  # type: ignore[union-attr]
-
-
-def logprobs(seed: int, *shape: int) -> np.ndarray:
-    x = np.random.default_rng(seed).normal(size=shape)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-LABELS = np.array([3, 0, -100, 6, 1])
-
-
-def built_in(name: str, where: Any, weight: float = 0.3) -> pn.Term:
-    facts = facts_of(BUILT_IN[name])
-    assert facts is not None
-    names = ("x", "y") if name in PAIRED else ("x", *("labels" for _ in facts.labels))
-    return pn.Term(name, weight, inputs=names, runs=where)
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_penalties_on_torch(executor: pn.Executor, name: str, where: Any) -> None:
-    def run(term: pn.Term, runner: Any) -> tuple[Any, Tensor, Tensor]:
-        inputs = {"x": torch.tensor(logprobs(0, 5, 7), requires_grad=True), "y": torch.tensor(logprobs(1, 5, 7))}
-        inputs["labels"] = torch.tensor(LABELS)
-        out = runner(pn.Pipeline([term]), inputs)
-        (2.0 * out.total).backward()
-        grad = inputs["x"].grad
-        assert grad is not None
-        return out, out.total.detach(), grad
-
-    _, total, gradient = run(built_in(name, "inline"), lambda pipeline, inputs: pipeline(**inputs))
-    out, there, found = run(built_in(name, where), executor.run)
-    torch.testing.assert_close(there, total, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
-    assert out[name].grad_error is None
+    check_torch(executor, name, where)
 
 
 @pytest.mark.parametrize(
@@ -61,40 +29,28 @@ def test_penalties_on_torch(executor: pn.Executor, name: str, where: Any) -> Non
     # JAX compiles every operation of each.
     [
         pytest.param(name, where, marks=() if name == "l2" or where == "thread" else pytest.mark.slow)
-        for name in NAMES
+        for name in BUILT_IN
         for where in ELSEWHERE
     ],
 )
 def test_penalties_on_jax(executor: pn.Executor, name: str, where: Any) -> None:
-    y = jnp.asarray(logprobs(1, 5, 7), jnp.float32)
-    x = jnp.asarray(logprobs(0, 5, 7), jnp.float32)
-    labels = jnp.asarray(LABELS)
-
-    def inline(x: Any) -> Any:
-        return 2.0 * pn.Pipeline([built_in(name, "inline")])(x=x, y=y, labels=labels).total
-
-    def away(x: Any) -> Any:
-        return 2.0 * executor.run(pn.Pipeline([built_in(name, where)]), {"x": x, "y": y, "labels": labels}).total
-
-    expected, gradient = jax.value_and_grad(inline)(x)
-    value, found = jax.value_and_grad(away)(x)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-7)
+    check_jax(executor, name, where)
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_norms_and_cosines(executor: pn.Executor, name: str, where: Any) -> None:
-    inputs = {"x": torch.tensor(logprobs(0, 5, 7)), "y": torch.tensor(logprobs(1, 5, 7))}
-    inputs["labels"] = torch.tensor(LABELS)
+    floats, others = arguments(name, torch.tensor)
+    inputs = {**{key: torch.tensor(x) for key, x in floats.items()}, **others}
+    wrt = next(iter(floats))
 
     def two(where: Any) -> pn.Pipeline:
-        return pn.Pipeline([built_in(name, where), pn.Term("l2", 0.1, name="other", inputs="x")])
+        return pn.Pipeline([pn.Term(name, 0.3, runs=where), pn.Term("l2", 0.1, name="other", inputs=wrt)])
 
-    expected = two("inline").value_and_grad(**inputs, wrt="x", cosines=True)
-    out = executor.run(two(where), inputs, wrt="x", cosines=True)
+    expected = two("inline").value_and_grad(**inputs, wrt=wrt, cosines=True)
+    out = executor.run(two(where), inputs, wrt=wrt, cosines=True)
     assert out.metrics() == pytest.approx(expected.metrics(), rel=1e-6, abs=1e-9)
-    torch.testing.assert_close(out.gradient["x"], expected.gradient["x"])
+    torch.testing.assert_close(out.gradient[wrt], expected.gradient[wrt])
     torch.testing.assert_close(out.cosines, expected.cosines)
 
 
@@ -210,12 +166,12 @@ def test_nests_and_paths(executor: pn.Executor, where: Any) -> None:
 
 @pytest.mark.parametrize("where", ELSEWHERE)
 def test_an_input_beside_those_asked_for_is_trained_too(executor: pn.Executor, where: Any) -> None:
-    inputs = {name: torch.tensor(logprobs(seed, 4), requires_grad=True) for seed, name in enumerate("xy")}
-    out = executor.run(pn.Pipeline([built_in("consistency", where, 1.0)]), inputs, wrt="x")
+    inputs = {name: torch.tensor(logprobs(seed, 4), requires_grad=True) for seed, name in enumerate("ab")}
+    out = executor.run(pn.Pipeline([pn.Term("consistency", runs=where)]), inputs, wrt="a")
     out.total.backward()
-    x, y = inputs["x"], inputs["y"]
-    torch.testing.assert_close(x.grad, out.gradient["x"])
-    torch.testing.assert_close(y.grad, -out.gradient["x"])
+    a, b = inputs["a"], inputs["b"]
+    torch.testing.assert_close(a.grad, out.gradient["a"])
+    torch.testing.assert_close(b.grad, -out.gradient["a"])
 
 
 @pytest.mark.parametrize("where", [*ELSEWHERE, "inline"])

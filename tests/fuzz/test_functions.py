@@ -11,10 +11,12 @@ import pytest
 import penalties as pn
 from penalties import functional
 from penalties.functional.penalty import facts_of
+from penalties.pipeline.catalogue import BUILT_IN
+from tests.cases import declared
 from tests.fuzz import drawing, mathematics
 from tests.fuzz.cases import try_cases
 from tests.fuzz.exact import Exact, choose, given
-from tests.libraries import JAX, LIBRARIES, NUMPY
+from tests.libraries import JAX, LIBRARIES, NUMPY, TORCH
 
 SLACK = 4.0
 """How many times the error of first order is allowed: libraries round some functions less well than by half a digit."""
@@ -260,9 +262,13 @@ def gradient_penalty(rng: np.random.Generator, dtype: str) -> Call:
     return Call("gradient_penalty", dtype, [x], options(rng, target_norm=[0.0, 1.0, 30.0]))
 
 
-def test_every_function_is_drawn() -> None:
-    others = {"interpolated_gradient_penalty", "with_gradient_penalty", "valid_logprobs", "validate"}
-    assert DRAWS.keys() | others == set(functional.__all__)
+EXAMPLES = {name: facts for name, fn in BUILT_IN.items() if name not in DRAWS and (facts := facts_of(fn))}
+"""Penalties whose formula is not written out: they are tried near the example that they declare."""
+
+
+def test_every_function_is_tried() -> None:
+    others = {"with_gradient_penalty", "valid_logprobs", "validate"}
+    assert DRAWS.keys() | EXAMPLES.keys() | others == set(functional.__all__)
 
 
 def expected(call: Call) -> tuple[Any, Callable[[], list[Any]]]:
@@ -384,3 +390,33 @@ def test_against_fifty_digits(backend: Any, name: str) -> None:
         pytest.skip("needs gradients")
     with np.errstate(all="ignore"):
         try_cases(5 if backend is JAX else 15, lambda rng: check(backend, name, rng))
+
+
+def check_near_example(library: Any, name: str, rng: np.random.Generator) -> None:
+    """Value and gradients are those in float64, on the numbers that the dtype has."""
+    facts, case = EXAMPLES[name], declared(name, EXAMPLES[name])
+    dtype = str(rng.choice(list(drawing.DTYPES)))
+    # A function that it is given computes in the dtype of its input.
+    dtype = drawing.wide(dtype) if facts.needs_gradient else dtype
+    inputs = [drawing.rounded(x * rng.uniform(0.5, 2.0, x.shape), dtype) for x in case.make(rng)]
+    reference = TORCH if facts.needs_gradient else NUMPY
+    right = reference.numpy(case.on(reference)(*[reference.array(x, "float64") for x in inputs]))
+    function, arrays = case.on(library), [library.array(x, dtype) for x in inputs]
+    found = function(*arrays)
+    assert library.dtype(found) == drawing.wide(dtype)
+    tolerance = 1e3 * drawing.limits(drawing.wide(dtype)).precision
+    np.testing.assert_allclose(library.numpy(found), right, rtol=tolerance, atol=tolerance)
+    if library.differentiates:
+        slopes = TORCH.gradients(case.on(TORCH), *[TORCH.array(x, "float64") for x in inputs])
+        for slope, goal in zip(library.raw_gradients(function, *arrays), slopes, strict=True):
+            assert library.dtype(slope) == dtype
+            limit = (tolerance + drawing.limits(dtype).precision) * float(np.abs(goal).max())
+            np.testing.assert_allclose(library.numpy(slope), goal, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_near_its_example(backend: Any, name: str) -> None:
+    if EXAMPLES[name].needs_gradient and not backend.differentiates:
+        pytest.skip("needs gradients")
+    try_cases(5 if backend is JAX else 15, lambda rng: check_near_example(backend, name, rng))

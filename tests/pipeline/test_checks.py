@@ -29,6 +29,19 @@ class TestNormalisation:
         with pytest.raises(pn.CheckError, match=named):
             ENTROPY(logprobs=given).check()
 
+    def test_options_that_make_an_input_a_distribution(self, library: Any) -> None:
+        given = {"a": library.array(PROBABILITIES), "b": library.array(log_softmax(LOGITS))}
+        with pn.debug():
+            pn.Pipeline([pn.consistency])(**given)
+            with pytest.raises(pn.CheckError, match="consistency: a holds probabilities"):
+                pn.Pipeline([pn.Term(pn.consistency, options={"metric": "kl"})])(**given)
+
+    def test_an_array_in_a_mapping_that_is_still_there(self, library: Any) -> None:
+        heads = {"policy": library.array(PROBABILITIES)}
+        out = pn.Pipeline([pn.Term(pn.entropy, inputs="heads.policy")])(heads=heads)
+        with pytest.raises(pn.CheckError, match=r"entropy: heads\.policy holds probabilities"):
+            out.check()
+
     def test_log_probabilities_pass(self, library: Any) -> None:
         given = library.array(log_softmax(LOGITS))
         with pn.debug():
@@ -80,6 +93,11 @@ class TestInputs:
         with pn.debug(), pytest.raises(pn.CheckError, match='the input "params" contains NaN'):
             pn.Pipeline([pn.Term(pn.l1, inputs="params")])(params=nest)
 
+    def test_nan_as_a_plain_number(self, library: Any) -> None:
+        pipeline = pn.Pipeline([pn.Term(lambda x, scale: x.sum() * scale, name="scaled")])
+        with pn.debug(), pytest.raises(pn.CheckError, match='the input "scale" contains NaN'):
+            pipeline(x=library.array([1.0]), scale=float("nan"))
+
     def test_every_finding_has_a_line(self, library: Any) -> None:
         with pn.debug(), pytest.raises(pn.CheckError) as caught:
             ENTROPY(logprobs=library.array(LOGITS), broken=library.array([np.nan]))
@@ -101,6 +119,14 @@ class TestState:
             pipeline(x, state={})
             with pytest.raises(pn.CheckError, match="takes state"):
                 pipeline(x)
+
+    def test_other_weights_at_each_step_are_the_same_run(self, library: Any) -> None:
+        x = library.array([1.0, 2.0])
+        pipeline = pn.Pipeline([pn.EMA(pn.Term(pn.l1, name=f"moved_{library.name}"))])
+        with pn.debug():
+            pipeline(x)
+            with pytest.raises(pn.CheckError, match="takes state"):
+                pipeline.with_weights({pipeline.names[0]: 0.5})(x)
 
 
 class TestScope:

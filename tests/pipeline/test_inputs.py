@@ -1,5 +1,6 @@
 """How terms find their inputs, and the mistakes that would go unnoticed."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class TestPaths:
         [
             ({"params": 1}, "parms", r'no input is named "parms"; given: "params"; did you mean params\?'),
             ({"params": 1}, "other", 'no input is named "other"; given: "params"'),
+            (
+                {"params": {"fc": 1}},
+                "parms.fc",
+                r'no input is named "parms.fc"; given: "params"; did you mean params\?',
+            ),
+            ({"out": SimpleNamespace(logits=1)}, "out.lgits", r'no part "lgits"; .*; did you mean logits\?'),
             (
                 {"params": {"fc.weight": 1}},
                 "params.fc.wieght",

@@ -166,7 +166,7 @@ class TestTables:
             ({"kind": "warmpu"}, r"schedule: kind=.*did you mean warmup\?"),
             ({"kind": "warmup", "step": 3}, r"warmup: step=3; expected only the keys kind, value, steps; did you mean"),
             ({"kind": "warmup"}, "warmup: steps=None; expected a value"),
-            ({"kind": "cosine"}, "cosine: steps=None; expected a value"),
+            ({"kind": "cosine"}, "cosine: steps=None; expected a value: this key is required outside the program"),
             ({"kind": "piecewise", "values": [1]}, "piecewise: values="),
             ({"kind": "piecewise", "values": {"x": 1}}, 'piecewise: step="x"'),
             ({"kind": "product", "schedules": []}, "product: schedules=.*a list of tables"),

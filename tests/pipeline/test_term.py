@@ -132,6 +132,14 @@ class TestCallables:
             torch.func.grad(lambda x: term.fn(x, labels))(logits),
         )
 
+    def test_a_module_around_another_takes_what_that_takes(self) -> None:
+        torch = pytest.importorskip("torch")
+        inner = torch.nn.CrossEntropyLoss()
+        logits, labels = torch.tensor([[2.0, -1.0]]), torch.tensor([0])
+        for outer in (torch.nn.DataParallel(inner), torch.compile(inner, backend="eager")):
+            pipeline = pn.Pipeline(base=outer)
+            torch.testing.assert_close(pipeline.total(input=logits, target=labels), inner(logits, labels))
+
     def test_modules_of_your_own_keep_their_hooks(self) -> None:
         torch = pytest.importorskip("torch")
 

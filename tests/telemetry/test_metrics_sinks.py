@@ -205,7 +205,7 @@ def rows(run: Any) -> list[dict[str, str]]:
     kinds: list[str] = []
     end = time.monotonic() + 60.0
     while "exit" not in kinds:
-        # Another process writes it, and may be at it when `finish` gives back.
+        # Another process writes it, and may still be writing when `finish` returns.
         assert time.monotonic() < end, f"the file ends with {kinds[-1:]}"
         records = list(_records(Path(run.settings.sync_file).read_bytes()))
         kinds = [record.WhichOneof("record_type") for record in records]

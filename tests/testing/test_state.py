@@ -70,6 +70,14 @@ def has_no_gradient_from_the_second_call(x, state=None):
     return pn.Evaluation(value if state is None else value.detach() + state, state=value.detach())
 
 
+def is_nan_from_the_second_call(x, state=None):
+    return pn.Evaluation((x**2).sum() * (1.0 if state is None else float("nan")), state=1.0)
+
+
+def is_infinite_from_the_second_call(x, state=None):
+    return pn.Evaluation((x**2).sum() * (1.0 if state is None else float("inf")), state=1.0)
+
+
 def explodes_at_the_third_call(x, state=None):
     count = 1.0 if state is None else state + 1.0
     value = (x**2).sum()
@@ -85,6 +93,8 @@ def forgets_at_the_second_call(x, state=None):
     [
         (raises_at_the_second_call, "second call", "RuntimeError: second"),
         (has_no_gradient_from_the_second_call, "second call", "gradient"),
+        (is_nan_from_the_second_call, "second call", "value: it is nan"),
+        (is_infinite_from_the_second_call, "second call", "value: it is inf"),
         (explodes_at_the_third_call, "third call", "value: it is inf"),
         (forgets_at_the_second_call, "third call", "the second call returned no state"),
     ],

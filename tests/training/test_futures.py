@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import CancelledError, Future
 
@@ -127,3 +129,29 @@ def test_then_passes_on_a_cancellation() -> None:
     source.cancel()
     with pytest.raises(CancelledError):
         future.result(timeout=1)
+
+
+def test_a_thread_that_still_lets_go_of_its_work_is_waited_for_at_exit() -> None:
+    """Freeing a graph while the interpreter ends would abort the process."""
+    code = """
+import time
+from penalties.training.futures import in_thread
+
+class Graph:
+    def __del__(self):
+        time.sleep(0.3)
+        print("freed", flush=True)
+
+def work(graph):
+    time.sleep(0.2)
+    return 42
+
+print(in_thread(lambda graph=Graph(): work(graph)).result(), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["42", "freed"], "")
+
+
+def test_a_thread_that_still_works_does_not_hold_up_the_exit() -> None:
+    code = "import time\nfrom penalties.training.futures import in_thread\nin_thread(lambda: time.sleep(600))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

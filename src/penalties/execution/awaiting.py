@@ -5,6 +5,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, cast
 
+from .background import start_thread
+
 __all__ = ["close_here", "wait_here"]
 
 
@@ -35,7 +37,7 @@ def wait_here(awaitable: Any) -> Any:
         except BaseException as error:
             found.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    start_thread(run, found, "penalties-await")
     return found.result()
 
 

@@ -19,6 +19,7 @@ from ..pipeline.call import check_wrt, inputs_of, run_call
 from ..pipeline.targets import Gradients
 from ..pipeline.term import LONGEST_TIMEOUT, Term, Weight
 from .ambient import Modes
+from .background import start_thread
 from .pools.asynchronous import Async
 from .pools.threads import Threads
 from .run import Run
@@ -171,7 +172,7 @@ class Executor:
             else:
                 found.set_result((output, None))
 
-        threading.Thread(target=work, name="penalties-run", daemon=True).start()
+        start_thread(work, found, "penalties-run")
         try:
             output, error = await asyncio.shield(asyncio.wrap_future(found, loop=loop))
         except asyncio.CancelledError:

@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> "Answer":
-        """From bytes; raises `ValueError` where they are no answer."""
+        """From bytes; raises `ValueError` where they are not an answer."""
         task, kind, last, nbytes, why = _ANSWER.unpack(data)
         return cls(task, Kind(kind), last, nbytes, why.rstrip(b"\0").decode(errors="replace"))
 

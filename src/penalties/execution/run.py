@@ -3,7 +3,6 @@
 import contextlib
 import math
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from ..pipeline.announcing import Started
 from ..pipeline.awaitables import is_awaitable, waiting
 from ..pipeline.call import is_due
 from ..pipeline.combine import Combination
-from ..pipeline.evaluate import compute
+from ..pipeline.evaluate import evaluate
 from ..pipeline.evaluation import Evaluation
 from ..pipeline.inputs import CallInputs, reads
 from ..pipeline.kinds import compiling
@@ -208,13 +207,11 @@ class Run:
 
 
 def _evaluated_early(term: Term, inputs: Mapping[str, Any], step: int | None, state: Any) -> Evaluation:
-    start = time.perf_counter()
+    group = Group.of(term, state)
     try:
-        evaluation = compute(term, CallInputs.of(inputs), step, state)
+        return evaluate(group, CallInputs.of(inputs), None, step=step).evaluations[0]
     except TermError as error:
-        return failed(Job(0, term, term.weight), error)
-    evaluation.duration = time.perf_counter() - start
-    return evaluation
+        return failed(group.jobs[0], error)
 
 
 def _finite_or_failed(job: Job, evaluation: Evaluation) -> Evaluation:
@@ -245,9 +242,7 @@ def _first_failure(
 
 
 def _not_finite(job: Job, number: float) -> NonFiniteError:
-    error = NonFiniteError.of(number, f"{job.term.name}: the value is {number:g}")
-    error.term = job.term.name
-    return error
+    return NonFiniteError.of(number, f"the value is {number:g}", job.term.name)
 
 
 def _read(term: Term, inputs: CallInputs, step: int | None) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class _Serving:
         self._slot: Slot | None = None
 
     def run(self) -> None:
-        """Until the caller is gone, or this process is not what it was."""
+        """Serve until the caller is gone, or a term has changed the limits of this process."""
         last = False
         while not last:
             self._task, slot = receive_slot(self._connection)

@@ -59,7 +59,10 @@ def _form(kind: Any, factor: float, options: Mapping[str, Any], **more: Any) -> 
     divergence="kl",
     classwise=_kl_form,
     example=examples.two_distributions,
-    config="# Needs full distributions; for log-probabilities of sampled tokens see kl_estimate.",
+    config="""weight = 0.05
+inputs = { p = "logits", q = "initial.logits", mask = "mask" }
+options = { logits = true }
+schedule = { kind = "warmup", steps = 20 }""",
 )
 def kl_divergence(
     p: ArrayT,
@@ -112,7 +115,9 @@ def kl_divergence(
     divergence="js",
     classwise=_js_form,
     example=examples.two_distributions,
-    config="# Needs full distributions; for log-probabilities of sampled tokens see kl_estimate.",
+    config="""weight = 0.05
+inputs = { p = "logits", q = "initial.logits", mask = "mask" }
+options = { logits = true }""",
 )
 def js_divergence(
     p: ArrayT,
@@ -236,7 +241,7 @@ def _counted(p: Any, targets: Any, *, mask: Any = None, ignore_index: int | None
     divergence="cross_entropy",
     classwise=_cross_entropy_form,
     example=examples.labelled,
-    config="# Needs full distributions and targets; a config has it as its loss.",
+    config="# For logits and targets in your own loop; in a config it is a loss: see the one of this name.",
 )
 def cross_entropy(
     p: ArrayT,

@@ -187,6 +187,8 @@ def _mixed(ops: Backend, array: Any, reduction: str, ratio: float) -> Any:
 
 def _smooth(ops: Backend, array: Any, reduction: str, delta: float) -> Any:
     tiny, _ = ops.limits(array)
-    if not tiny <= delta <= 1 / tiny:
-        raise OptionError("smooth_l1", "delta", delta, f"a number from {tiny:.3g} to {1 / tiny:.3g} for {array.dtype}")
+    # In the gradient of a mean delta is divided by the number of elements, and must keep its digits then.
+    low, high = tiny * 2**24, 1 / tiny
+    if not low <= delta <= high:
+        raise OptionError("smooth_l1", "delta", delta, f"a number from {low:.3g} to {high:.3g} for {array.dtype}")
     return ops.smooth_abs(array, delta, reduction)

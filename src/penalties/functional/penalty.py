@@ -81,8 +81,14 @@ class Facts:
     classes: bool = False
     """It works over the last axis, or may, before it reduces."""
 
+    elements: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
+    """Values of options with which it works on each element after all: `{"metric": ("mse", "l1")}`."""
+
     distribution: bool = False
     """Its inputs are log-probabilities over the last axis."""
+
+    distribution_with: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of options with which they are, where otherwise they are not: `{"metric": "kl"}`."""
 
     labels: tuple[str, ...] = ()
     """Inputs that hold the indices of classes: whole numbers, without a gradient, one for each position."""
@@ -109,7 +115,7 @@ class Facts:
     """What it sums over the classes, from all of its options; None where these options have no such form."""
 
     config: str = ""
-    """The lines after `fn` of a `[[term]]` table that uses it, or a comment that names what to use instead."""
+    """The lines after `fn` of a `[[term]]` table that uses it, or a comment on what to use; empty: it reads logits."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Its options and their defaults."""
@@ -126,10 +132,12 @@ class Facts:
         options = self.options(given)
         if not self.rows or options.get("reduction") not in ("sum", "mean") or options.get("mask") is not None:
             return False
-        # By type too: an option may be an array, which equals nothing in particular.
-        return not any(
-            type(options[name]) is type(value) and options[name] == value for name, value in self.coupled.items()
-        )
+        return not _has_one_of(options, self.coupled)
+
+    def over_vectors(self, given: Mapping[str, Any] = _NOTHING) -> bool:
+        """Whether, with these options, a row is a vector of the last axis rather than an element."""
+        options = self.options(given)
+        return self.classes and not any(options[name] in values for name, values in self.elements.items())
 
     def softmax(self, given: Mapping[str, Any] = _NOTHING) -> float | None:
         """The temperature of the log_softmax that it takes of its distributions; None where it takes none.
@@ -144,10 +152,21 @@ class Facts:
         options = self.options(given)
         return self.distribution and bool(options["logits"] or options["temperature"] != 1)
 
+    def takes_logprobs(self, given: Mapping[str, Any] = _NOTHING) -> bool:
+        """Whether, with these options, its inputs are log-probabilities, which it does not normalise itself."""
+        if self.distribution:
+            return not self.takes_logits(given)
+        return _has_one_of(self.options(given), self.distribution_with)
+
     def closed_form(self, given: Mapping[str, Any] = _NOTHING) -> Elementwise | Classwise | None:
         """The closed form of its sum with these options, or None. Whether it is a mean is for the caller to ask."""
         form = self.elementwise or self.classwise
         return None if form is None else form(self.options(given))
+
+
+def _has_one_of(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    # By type too: an option may be an array, which equals nothing in particular.
+    return any(type(options[name]) is type(value) and options[name] == value for name, value in values.items())
 
 
 def penalty(
@@ -156,7 +175,9 @@ def penalty(
     rows: bool = False,
     coupled: Mapping[str, Any] = _NOTHING,
     classes: bool = False,
+    elements: Mapping[str, tuple[Any, ...]] = _NOTHING,
     distribution: bool = False,
+    distribution_with: Mapping[str, Any] = _NOTHING,
     labels: tuple[str, ...] = (),
     weights: Callable[..., Any] | None = None,
     divergence: Literal["kl", "js", "entropy", "cross_entropy"] | None = None,
@@ -182,7 +203,9 @@ def penalty(
             rows=rows,
             coupled=coupled,
             classes=classes,
+            elements=elements,
             distribution=distribution,
+            distribution_with=distribution_with,
             labels=labels,
             weights=weights,
             divergence=divergence,

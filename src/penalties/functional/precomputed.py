@@ -15,7 +15,7 @@ __all__ = ["precomputed"]
 def precomputed(x: ArrayT) -> ArrayT: ...
 @overload
 def precomputed(x: ArrayTree) -> Any: ...
-@penalty(example=examples.scalar, config="# Needs a model that computes losses of its own: see pn.collect.")
+@penalty(example=examples.scalar, config="# For losses that a model of yours computes: see pn.collect.")
 def precomputed(x: ArrayTree) -> Any:
     """A scalar that exists already, or the sum of several: makes a term of a loss that a model computes.
 

@@ -19,7 +19,7 @@ __all__ = ["gradient_penalty", "interpolated_gradient_penalty", "output_magnitud
 @penalty(
     needs_gradient=True,
     example=examples.samples,
-    config="# Needs a function of yours; for log-probabilities see penalties.training.adapters:gradient_penalty.",
+    config="# For your own functions; for log-probabilities, see penalties.training.adapters:gradient_penalty.",
 )
 def gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float = 1.0) -> ArrayT:
     """`(‖∇ₓfn(x)‖ − target_norm)²`: keeps a critic or a network close to a chosen slope.
@@ -44,7 +44,7 @@ def gradient_penalty(fn: Callable[[Any], Any], x: ArrayT, *, target_norm: float 
     needs_gradient=True,
     draws=True,
     example=examples.two_samples,
-    config="# Needs a function of yours; for log-probabilities see penalties.training.adapters:gradient_penalty.",
+    config="# For your own functions; for log-probabilities, see penalties.training.adapters:gradient_penalty.",
 )
 def interpolated_gradient_penalty(
     fn: Callable[[Any], Any], x: ArrayT, reference: ArrayT, *, target_norm: float = 1.0, seed: Any = 0

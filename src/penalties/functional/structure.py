@@ -23,6 +23,8 @@ _GOLDEN: Final = (1 + math.sqrt(5)) / 2
 @penalty(
     rows=True,
     classes=True,
+    distribution_with={"metric": "kl"},
+    elements={"metric": ("mse", "l1")},
     example=examples.pair,
     config='weight = 0.1\ninputs = ["logprobs", "perturbed"]',
 )

@@ -31,7 +31,7 @@ def unsupported(x: "Tensor") -> str | None:
 
 def too_small(x: "Tensor") -> str | None:
     """Why a sweep over this tensor is no faster than its operations; None where it is."""
-    return f"no kernel is worth its start for {x.numel()} elements on a CPU" if x.numel() < _SMALLEST else None
+    return f"{x.numel()} elements are too few for a kernel to pay off on a CPU" if x.numel() < _SMALLEST else None
 
 
 def sweep(
@@ -46,8 +46,8 @@ def sweep(
     flat: Any = x.reshape(-1)
     into: Any = gradient.view(-1)
     sums: list[Tensor] = []
-    for piece, place in zip(flat.split(_TILE), into.split(_TILE), strict=True):
-        total = torch.empty_like(place) if add else place
+    for piece, target in zip(flat.split(_TILE), into.split(_TILE), strict=True):
+        total = torch.empty_like(target) if add else target
         products: list[Tensor] = []
         # Not a product with 0: of an infinite element that is NaN.
         torch.mul(piece, straight, out=total) if straight else total.zero_()
@@ -56,7 +56,7 @@ def sweep(
             products += [dot(signs, piece), dot(signs, signs)]
             total.add_(signs, alpha=bend)
         if add:
-            place.add_(total)
+            target.add_(total)
         products = products or [piece.new_zeros(())] * 2
         sums.append(torch.stack([dot(piece, piece), *products[:2], dot(total, total), *products[2:]]))
     return torch.stack(sums).sum(0)

@@ -38,7 +38,7 @@ class Swept(NamedTuple):
 
 
 def too_small(x: "Tensor") -> str | None:
-    """Why no kernel is worth its start for this one array; None where one may be."""
+    """Why a kernel does not pay off for this one array; None where it may."""
     return cpu.too_small(x) if x.is_cpu and triton_unavailable(x) is not None else None
 
 
@@ -99,7 +99,7 @@ def value_and_gradients(
 
 
 class _Setting(NamedTuple):
-    """What a sweep is told, and what belongs to it."""
+    """The settings of a sweep, and values derived from them."""
 
     forms: tuple[Elementwise, ...]
     shares: tuple[float, ...]

@@ -103,9 +103,11 @@ class Announcer:
         }
         events.emit("pipeline.start", {"time": time.time(), "monotonic_time": time.monotonic()}, self.metadata)
 
-    def whole(self, pipeline: "Pipeline", step: Any, output: LossOutput, seconds: float) -> None:
+    def whole(
+        self, pipeline: "Pipeline", step: Any, output: LossOutput, seconds: float, *, gradients: bool = False
+    ) -> None:
         """A step that was evaluated in parts, as one call that took so long and returns this."""
-        self.start(pipeline, step, gradients=False)
+        self.start(pipeline, step, gradients=gradients)
         if not self.heard:
             return
         self.began -= seconds

@@ -176,12 +176,16 @@ def _parameters(fn: Any) -> Parameters:
     if not callable(fn):
         return _BATCH
     torch = sys.modules.get("torch")
-    # A module's __call__ is (*args, **kwargs); what it takes is what its forward takes.
-    declared: Any = cast("Any", fn).forward if torch is not None and isinstance(fn, torch.nn.Module) else fn
+    module: Any = fn if torch is not None and isinstance(fn, torch.nn.Module) else None
     try:
-        return inspect.signature(declared).parameters
+        # A module's __call__ is (*args, **kwargs); what it takes is what its forward takes.
+        parameters = inspect.signature(fn if module is None else module.forward).parameters
     except ValueError:
         return _ANY
+    collects = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+    children: list[Any] = list(module.children()) if module is not None and collects else []
+    # One around another, as torch.compile and DataParallel make, takes what that takes.
+    return _parameters(children[0]) if len(children) == 1 else parameters
 
 
 _BATCH: Final[Parameters] = {

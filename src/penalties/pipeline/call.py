@@ -44,13 +44,12 @@ def run_call(
     step = _checked_step(step)
     if state is not None and not isinstance(cast("object", state), Mapping):
         raise OptionError("pipeline", "state", state, "None, or the state of an output, as out.state")
-    announcer = Announcer(traced=inputs.traced or _is_transformed(inputs))
+    announcer = Announcer(traced=inputs.traced or _makes_tracers(inputs))
     announcer.start(pipeline, step, gradients=gradients is not None)
     try:
         jobs = _jobs(pipeline, inputs, check_weights(pipeline.names, weights), step, state or {})
-        transformed = inputs.traced or (inputs.ops is not None and inputs.ops.tracing(inputs.like))
         record = None
-        if not transformed:
+        if not inputs.transformed:
             record = checks.Record.of(pipeline, jobs, inputs, state, call=announcer.call, step=step)
         if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
             raise CheckError(findings)
@@ -181,7 +180,7 @@ def _adds_in_place(plan: Plan, targets: Targets | None, gradients: Gradients | N
     return len(plan) == 1 and isinstance(plan.groups[0].fused, FusedElements) and prepare(targets.leaves)
 
 
-def _is_transformed(inputs: CallInputs) -> bool:
+def _makes_tracers(inputs: CallInputs) -> bool:
     """Whether the call is inside jit, vmap or the like although no input is: a constant made here is traced."""
     return bool(events.handlers) and inputs.ops is not None and inputs.ops.tracing(inputs.ops.zero(inputs.like))
 

@@ -1,6 +1,7 @@
 """Checks of what a call was given, for mistakes that train something else than was meant, silently."""
 
 import contextlib
+import math
 import os
 import weakref
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -11,8 +12,10 @@ import numpy as np
 
 from .. import trees
 from ..backends import owner
+from ..errors import InputError
 from ..functional.penalty import Facts, facts_of
 from .binding import Enclosing
+from .kinds import is_mapping
 
 if TYPE_CHECKING:
     from .inputs import CallInputs
@@ -27,8 +30,8 @@ _on: Final[ContextVar[bool | None]] = ContextVar("debug", default=None)
 _TOLERANCE: Final = 1e-2
 """How far probabilities may sum from 1: half precision is off by a few thousandths."""
 
-_stateful: Final[dict[int, Any]] = {}
-"""Pipelines whose outputs have had state: weak references by identity, since equal pipelines are not the same run."""
+_stateful: Final[weakref.WeakSet[object]] = weakref.WeakSet()
+"""The origins of pipelines whose outputs have had state: equal pipelines may belong to different runs."""
 
 
 @contextlib.contextmanager
@@ -94,13 +97,26 @@ class Record(NamedTuple):
     ) -> "Record":
         """Of a call that is about to be evaluated."""
         stateful = [job.term.name for job in jobs if job.term.takes_state]
-        key = id(pipeline)
-        lost = stateful if stateful and state is None and key in _stateful else ()
-        if stateful and key not in _stateful:
-            _stateful[key] = weakref.ref(pipeline, lambda _: _stateful.pop(key, None))
+        lost = stateful if stateful and state is None and pipeline.origin in _stateful else ()
+        if stateful:
+            _stateful.add(pipeline.origin)
         arrays = {name: weakref.ref(given) for name, given in inputs.named.items() if _is_referable(given)}
+        for name in pipeline.paths:
+            if _is_referable(found := _inside(inputs, name)):
+                arrays[name] = weakref.ref(found)
         due = tuple([job.term for job in jobs])
         return cls(pipeline, tuple(inputs.named), inputs.alone, lost, arrays, due, call, step)
+
+
+def _inside(inputs: "CallInputs", path: str) -> Any:
+    """What a path leads to inside a mapping, or None; of an object a property might compute it anew."""
+    if not is_mapping(inputs.named.get(path.partition(".")[0])):
+        return None
+    try:
+        return inputs.find("debug", path)
+    except InputError:
+        # The term that reads it will say so.
+        return None
 
 
 def _is_referable(given: Any) -> bool:
@@ -124,13 +140,15 @@ def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
     else:
         given = [(name, array) for name, nest in inputs.named.items() for array in trees.arrays(nest)]
     broken = dict.fromkeys(name for name, array in given if array is not None and _has_nan(array))
+    if inputs is not None:
+        broken |= {name: None for name, plain in inputs.named.items() if isinstance(plain, float) and math.isnan(plain)}
     lines += [f'the input "{name}" contains NaN' for name in broken]
     for term in record.due:
         inner: Any = term
         while isinstance(inner.fn, Enclosing):
             inner = getattr(inner.fn, "term", None)
         facts = facts_of(inner.fn)
-        if facts is not None and facts.distribution:
+        if facts is not None and facts.takes_logprobs(inner.options):
             lines += _not_normalised(record, inputs, term, facts, facts.options(inner.options), broken)
     return lines
 
@@ -144,9 +162,6 @@ def _not_normalised(
     broken: Collection[str],
 ) -> list[str]:
     """The inputs of a term that are not the log-probabilities that it expects."""
-    if options.get("logits") or options.get("temperature", 1) != 1:
-        # The penalty normalises them itself.
-        return []
 
     def find(name: str) -> Any:
         if inputs is not None:

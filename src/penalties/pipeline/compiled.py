@@ -1,7 +1,7 @@
 """A function as a graph of torch.compile."""
 
 import functools
-import types
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -69,7 +69,7 @@ def compile_failure(term: str, error: Exception) -> TermError:
         return TermError(
             term,
             "needs more graphs than torch.compile keeps for one function: its inputs change in dtype, device or number "
-            "of axes, or an array of its options does; raise torch._dynamo.config.recompile_limit, or leave it "
+            "of axes, or an array of its options does; raise torch.compiler.config.recompile_limit, or leave it "
             "uncompiled",
         )
     return TermError(
@@ -94,6 +94,7 @@ def graph(fn: Any, backend: str) -> Callable[..., Any]:
     import torch
 
     library: Any = torch  # the type of its compile is partly unknown
-    # With code of its own: torch.compile keeps a limited number of graphs for one code object.
-    own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
-    return library.compile(own, fullgraph=True, backend=backend)
+    # Functions that share their code would share the limit on its graphs. Releases without the option let them.
+    known = inspect.signature(library.compile).parameters
+    apart = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+    return library.compile(fn, fullgraph=True, backend=backend, **apart)

@@ -11,9 +11,10 @@ from .kinds import is_mapping, is_row
 from .state import WRAPPERS, Wrapper
 from .term import ARGUMENTS, Term, same
 
-__all__ = ["config_of", "pipeline_of"]
+__all__ = ["KEYS", "config_of", "pipeline_of"]
 
-_KEYS: Final = (*ARGUMENTS, "schedule", "base", "wrap")
+KEYS: Final = (*ARGUMENTS, "schedule", "base", "wrap")
+"""The keys of a term in a configuration; in the program, the base loss is `train.loss` instead."""
 
 
 def pipeline_of(config: Sequence[Mapping[str, Any]]) -> tuple[list[Term], Term | None]:
@@ -38,8 +39,8 @@ def _term(where: str, entry: Mapping[str, Any]) -> Term:
     if not isinstance(cast("object", entry), Mapping):
         raise OptionError(where, "entry", entry, "a dict with the arguments of a term")
     for key in entry:
-        if key not in _KEYS:
-            raise OptionError(where, key, entry[key], f"only the keys {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}")
+        if key not in KEYS:
+            raise OptionError(where, key, entry[key], f"only the keys {', '.join(KEYS)}{did_you_mean(key, KEYS)}")
     if "fn" not in entry:
         raise OptionError(where, "fn", None, "the name of a penalty or a dotted path")
     arguments = {key: value for key, value in entry.items() if key in ARGUMENTS}

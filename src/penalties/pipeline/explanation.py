@@ -16,6 +16,7 @@ __all__ = [
     "CONFLICT",
     "DOMINANCE",
     "EXPLOSION",
+    "EXPLOSION_RATIO",
     "Explanation",
     "Finding",
     "Kind",
@@ -35,6 +36,9 @@ CONFLICT: Final = -0.3
 
 EXPLOSION: Final = 100.0
 """The gradient of the total explodes when it is longer than this."""
+
+EXPLOSION_RATIO: Final = 100.0
+"""Over a run, it exploded when it was at least this many times as long as usual."""
 
 
 @dataclass(frozen=True, slots=True)

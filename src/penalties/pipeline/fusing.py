@@ -8,7 +8,6 @@ from ..functional.penalty import DISTRIBUTIONS, Classwise, Elementwise, facts_of
 from ..kernels import distributions, elementwise
 from .fused import FusedDistributions, FusedElements, FusedGroup
 from .inputs import CallInputs
-from .kinds import compiling
 from .sharing import Reader, reader_of
 from .targets import Targets
 from .term import Term, Weight
@@ -57,7 +56,7 @@ def nothing_to_fuse(inputs: CallInputs, targets: Targets | None) -> str | None:
     if targets is not None and len(targets.leaves) == 1 and (reason := elementwise.too_small(first)) is not None:
         return reason
     # A compiler keeps a kernel as it is; torch.func cannot look into one, and gradients there are its own.
-    if inputs.ops is not None and inputs.ops.tracing(first) and not (compiling() and targets is None):
+    if inputs.transformed and not (inputs.traced and targets is None):
         return "a compiler or a transform traces the call"
     return None
 

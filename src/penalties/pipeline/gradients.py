@@ -180,7 +180,7 @@ def measure(
     """
     none = [None] * count
     found = (gradients_of(one.value) if getattr(one.value, "requires_grad", False) else none for one in out.all)
-    return _with_gradients(out, found, count, what, cosines=cosines, structure=structure)[0]
+    return with_gradients(out, found, count, what, cosines=cosines, structure=structure)[0]
 
 
 def at_parameters(
@@ -230,7 +230,7 @@ def at_parameters(
     none = [None] * len(points)
     by_term = [next(gradients) if _is_float(ops, term.value) else none for term in out.all]
     structure = _structure(nest, chosen)
-    output, total = _with_gradients(
+    output, total = with_gradients(
         out, by_term, len(points), "params", cosines=cosines, structure=structure if keep else None
     )
     if output.total_grad_norm is None:
@@ -243,7 +243,7 @@ def _is_float(ops: Backend, value: Any) -> bool:
     return owner(value) is ops and ops.differentiable(value, requested=True)
 
 
-def _with_gradients(
+def with_gradients(
     out: LossOutput,
     found: Iterable[list[Any]],
     count: int,

@@ -37,6 +37,8 @@ class CallInputs(NamedTuple):
     """Whether there is one positional input, under the name `INPUT`."""
     traced: bool
     """Whether a compiler traces the call: then nothing is measured, read or announced."""
+    transformed: bool
+    """Whether a compiler does, or a transform such as `vmap`: then values must not be looked at."""
     ops: Backend | None
     """The library of the first array, NumPy's last; None without arrays."""
     like: Any
@@ -71,7 +73,7 @@ class CallInputs(NamedTuple):
 
     def replaced(self, changes: Mapping[str, Any]) -> "CallInputs":
         """The same with other values for some names."""
-        return CallInputs({**self.named, **changes}, self.alone, self.traced, self.ops, self.like, {})
+        return CallInputs({**self.named, **changes}, self.alone, self.traced, self.transformed, self.ops, self.like, {})
 
 
 def prepared(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +97,8 @@ def lookup(reader: str, inputs: Mapping[str, Any], name: str) -> Any:
         if root in inputs:
             return _follow(reader, name, root, inputs[root], parts[depth:])
     given = ", ".join(f'"{key}"' for key in inputs) if inputs else "none"
-    raise InputError(f'{reader}: no input is named "{name}"; given: {given}{did_you_mean(name, inputs)}')
+    near = did_you_mean(name, inputs) or did_you_mean(parts[0], inputs)
+    raise InputError(f'{reader}: no input is named "{name}"; given: {given}{near}')
 
 
 def _follow(reader: str, name: str, reached: str, nest: Any, parts: list[str]) -> Any:
@@ -127,6 +130,7 @@ def _step(reader: str, name: str, reached: str, nest: Any, parts: list[str]) -> 
         if hasattr(nest, part):
             return getattr(nest, part), 1
         inside = described(nest)
+        hint = did_you_mean(part, [attribute for attribute in dir(nest) if not attribute.startswith("_")])
     raise InputError(f'{reader}: the input "{name}" has no part "{part}"; {reached} holds {inside}{hint}')
 
 
@@ -165,8 +169,8 @@ def reads(name: str, root: str) -> bool:
     return name == root or name.startswith(f"{root}.")
 
 
-def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
-    """Whether a compiler traces the call, and the library and first array of the inputs, NumPy's last."""
+def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, bool, Backend | None, Any]:
+    """Whether a compiler, or that or a transform, traces the call; the library and first array, NumPy's last."""
     found: tuple[Backend | None, Any] = (None, None)
     for given in inputs.values():
         like = given if owner(given) is not None else next(trees.arrays(given), None)
@@ -176,10 +180,11 @@ def surroundings(inputs: Mapping[str, Any]) -> tuple[bool, Backend | None, Any]:
         if ops.LIBRARY == "JAX":
             register_with_jax()
             traced = any(ops.tracing(array) for array in trees.arrays(list(inputs.values())))
-            return traced, ops, like
+            return traced, traced, ops, like
         if found[0] is None or ops.LIBRARY != "NumPy":
             found = (ops, like)
         if ops.LIBRARY != "NumPy":
             break
     ops, like = found
-    return compiling(), ops, like
+    traced = compiling()
+    return traced, traced or (ops is not None and ops.tracing(like)), ops, like

@@ -140,7 +140,7 @@ def _misfit(reader: Reader) -> str | None:
 def _ungradable(reader: Reader, targets: Targets) -> str | None:
     for name, _ in reader.others.values():
         if targets.touched_by(name):
-            return f"gradients are taken at {name}, which is no distribution"
+            return f"gradients are taken at {name}, which is not a distribution"
     for name, x in reader.distributions.values():
         if any(not targets.inputs.same(name, one) and targets.inputs.lies_in(name, one) for one in targets.nests):
             return f"gradients are taken at an input that contains {name}"

@@ -36,7 +36,18 @@ class Pipeline:
     """
 
     # JAX keeps weak references to what it compiles.
-    __slots__ = ("__weakref__", "all_terms", "base", "name", "names", "reads", "terms", "unmapped")
+    __slots__ = (
+        "__weakref__",
+        "all_terms",
+        "base",
+        "name",
+        "names",
+        "origin",
+        "paths",
+        "reads",
+        "terms",
+        "unmapped",
+    )
 
     terms: tuple[Term, ...]
     base: Term | None
@@ -51,6 +62,10 @@ class Pipeline:
     """Parameters of the terms that are neither inputs nor options: an input of such a name would be left unread."""
     reads: frozenset[str]
     """The inputs that the terms read, each with what its path leads through: `heads.policy` and `heads`."""
+    paths: tuple[str, ...]
+    """Those of them that are paths into others."""
+    origin: "_Origin"
+    """The same for a pipeline and what was made of it by other weights, options or switches."""
 
     def __init__(
         self, terms: Sequence[TermLike] = (), *, base: TermLike | None = None, name: str | None = None
@@ -70,9 +85,9 @@ class Pipeline:
             seen.add(term.name)
         if name is not None and not isinstance(cast("object", name), str):
             raise OptionError("Pipeline", "name", name, "a string or None")
-        self._fill(made, None if base is None else _as_base(base), name)
+        self._fill(made, None if base is None else _as_base(base), name, _Origin())
 
-    def _fill(self, terms: tuple[Term, ...], base: Term | None, name: str | None) -> None:
+    def _fill(self, terms: tuple[Term, ...], base: Term | None, name: str | None, origin: "_Origin") -> None:
         put = object.__setattr__
         put(self, "terms", terms)
         put(self, "base", base)
@@ -80,8 +95,11 @@ class Pipeline:
         put(self, "names", tuple([term.name for term in terms]))
         put(self, "all_terms", terms if base is None else (base, *terms))
         put(self, "unmapped", frozenset([name for term in self.all_terms if term.enabled for name in term.unmapped]))
-        paths = [path.split(".") for term in self.all_terms for path in term.inputs.values()]
-        put(self, "reads", frozenset(".".join(path[: i + 1]) for path in paths for i in range(len(path))))
+        read = dict.fromkeys(path for term in self.all_terms for path in term.inputs.values())
+        put(self, "paths", tuple(path for path in read if "." in path))
+        parts = [path.split(".") for path in read]
+        put(self, "reads", frozenset(".".join(path[: i + 1]) for path in parts for i in range(len(path))))
+        put(self, "origin", origin)
 
     def __setattr__(self, attribute: str, value: object) -> None:
         """Raise: edits return a new pipeline."""
@@ -150,7 +168,7 @@ class Pipeline:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the parts."""
-        return _made, (self.terms, self.base, self.name)
+        return _unpickled, (self.terms, self.base, self.name)
 
     # Edits: each returns a new pipeline.
 
@@ -174,7 +192,7 @@ class Pipeline:
         for name, weight in _mapping("with_weights", "weights", weights).items():
             index = self._index("with_weights", name)
             terms[index] = terms[index].with_weight(weight)
-        return _made(tuple(terms), self.base, self.name)
+        return _made(tuple(terms), self.base, self.name, self.origin)
 
     def with_options(self, options: Mapping[str, Mapping[str, Any]]) -> "Pipeline":
         """Further options for the named terms, on top of those they have."""
@@ -182,11 +200,11 @@ class Pipeline:
         for name, more in _mapping("with_options", "options", options).items():
             index = self._index("with_options", name)
             terms[index] = _with_options(terms[index], more)
-        return _made(tuple(terms), self.base, self.name)
+        return _made(tuple(terms), self.base, self.name, self.origin)
 
     def with_base(self, base: TermLike | None) -> "Pipeline":
         """Another base loss, or none."""
-        return _made(self.terms, None if base is None else _as_base(base), self.name)
+        return _made(self.terms, None if base is None else _as_base(base), self.name, self.origin)
 
     def enable(self, *names: str) -> "Pipeline":
         """The named terms switched on."""
@@ -199,7 +217,7 @@ class Pipeline:
     def _switched(self, edit: str, names: Sequence[str], enabled: bool) -> "Pipeline":
         indices = {self._index(edit, name) for name in names}
         terms = [t.replace(enabled=enabled) if i in indices else t for i, t in enumerate(self.terms)]
-        return _made(tuple(terms), self.base, self.name)
+        return _made(tuple(terms), self.base, self.name, self.origin)
 
     def _index(self, edit: str, name: str) -> int:
         if name in self.names:
@@ -329,11 +347,19 @@ class Pipeline:
         return plan_call(self, inputs_of(self, inputs, named), step, gradients)
 
 
-def _made(terms: tuple[Term, ...], base: Term | None, name: str | None) -> Pipeline:
+class _Origin:
+    """Where a pipeline comes from; it is compared by identity."""
+
+
+def _made(terms: tuple[Term, ...], base: Term | None, name: str | None, origin: _Origin) -> Pipeline:
     """A pipeline of terms that are known to fit together."""
     pipeline = object.__new__(Pipeline)
-    pipeline._fill(terms, base, name)  # pyright: ignore[reportPrivateUsage]
+    pipeline._fill(terms, base, name, origin)  # pyright: ignore[reportPrivateUsage]
     return pipeline
+
+
+def _unpickled(terms: tuple[Term, ...], base: Term | None, name: str | None) -> Pipeline:
+    return _made(terms, base, name, _Origin())
 
 
 def _mapping(edit: str, argument: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -376,4 +402,6 @@ def _remarks(term: Term) -> list[str]:
         remarks.append(f"chunk {term.chunk}")
     if term.scope is not None:
         remarks.append(f"scope {term.scope}")
+    if term.separable:
+        remarks.append("separable")
     return remarks

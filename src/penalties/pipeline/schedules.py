@@ -299,7 +299,9 @@ def from_config(table: Mapping[str, Any], weight: float = 1.0, *, steps: int | N
     arguments = {**_defaults(kind, weight, steps), **given}
     for key in keys:
         if key not in arguments:
-            raise OptionError(kind, key, None, "a value: this key is required")
+            length = kind in _LONG and key == "steps"
+            outside = " outside the program, which knows the steps of its run" if length else ""
+            raise OptionError(kind, key, None, f"a value: this key is required{outside}")
     if kind == "piecewise":
         return piecewise(_with_whole_steps(arguments["values"]))
     if kind == "product":
@@ -336,6 +338,8 @@ def to_config(schedule: Schedule) -> dict[str, Any]:
 _KINDS: Final[dict[str, Callable[..., Schedule]]] = {
     kind.__name__: kind for kind in (constant, linear, warmup, cosine, exponential, piecewise, product, chain)
 }
+_LONG: Final = ("linear", "cosine")
+"""The kinds that take as long as the run unless they say otherwise."""
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     **{
         kind.__name__: tuple(field.name for field in dataclasses.fields(kind))
@@ -349,7 +353,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
 
 def _defaults(kind: str, weight: float, steps: int | None) -> dict[str, Any]:
     """What a table need not say."""
-    if kind in ("linear", "cosine"):
+    if kind in _LONG:
         length = {} if steps is None else {"steps": steps}
         return {"start": 0.0, "end": weight, **length} if kind == "linear" else {"start": weight, "end": 0.0, **length}
     return {"value": weight} if kind in ("constant", "warmup", "exponential") else {}

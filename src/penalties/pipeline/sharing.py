@@ -137,11 +137,11 @@ def _computable(reader: Reader, targets: Targets | None) -> bool:
         if targets.touched_by(name):
             return False
     # A gradient that this call does not take is on the graph of the value, which a gradient at log-probabilities loses.
-    places = [
+    placed = [
         targets.leaf_of(name, array) is not None or not (targets.touched_by(name) or _requires_gradient(array))
         for name, array in reader.distributions.values()
     ]
-    return all(places) and not any(_requires_gradient(array) for _, array in reader.others.values())
+    return all(placed) and not any(_requires_gradient(array) for _, array in reader.others.values())
 
 
 def _requires_gradient(array: Any) -> bool:

@@ -174,7 +174,7 @@ class Targets:
         each look.
         """
         indices = [-1 for _ in trees.arrays(nest)]
-        index_at = {place: index for index, place in enumerate(zip(self.names, self.positions, strict=True))}
+        index_at = {leaf: index for index, leaf in enumerate(zip(self.names, self.positions, strict=True))}
         for target in self.nests:
             for order, position in zip(range(len(indices)), self._positions(reader, name, nest, target), strict=False):
                 indices[order] = index_at.get((target, position), indices[order])

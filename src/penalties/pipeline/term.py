@@ -88,6 +88,8 @@ class Term(Bound):
     """The number of rows that are computed at a time; None takes all at once."""
     scope: Scope | None
     """How trainers add it up over micro-batches and ranks; None leaves it to `scope_of`."""
+    separable: bool | Literal["tokens", "sequences"] | None
+    """Whether your own function is a sum or mean over rows: of what it reads, or over tokens or sequences."""
     compile: bool | str
     """Whether torch.compile makes a graph of it, alone or together with other terms; or by which of its backends."""
     closed_form: Elementwise | Classwise | None
@@ -111,6 +113,7 @@ class Term(Bound):
         idempotent: bool = False,
         chunk: int | None = None,
         scope: Scope | None = None,
+        separable: bool | Literal["tokens", "sequences"] | None = None,
         compile: bool | str = False,
     ) -> None:
         """Check everything at once; a wrong argument is an error that says what was expected."""
@@ -152,6 +155,8 @@ class Term(Bound):
         facts = facts_of(fn)
         self._check_values(facts)
         self._check_chunk(facts)
+        self._check_separable(facts, separable)
+        put("separable", separable)
         self._check_compile(compile)
         put("compile", compile)
         if compile:
@@ -184,6 +189,27 @@ class Term(Bound):
         else:
             return
         raise OptionError(self.name, "chunk", self.chunk, expected)
+
+    def _check_separable(self, facts: Facts | None, separable: object) -> None:
+        if not isinstance(separable, bool | None) and separable not in ("tokens", "sequences"):
+            raise OptionError(self.name, "separable", separable, 'True, False, "tokens", "sequences" or None')
+        if separable is None or separable is False:
+            return
+        if isinstance(self.fn, Enclosing):
+            expected = "None: a running value needs the whole batch"
+        elif facts is not None:
+            expected = "None: a penalty says so itself"
+        elif self.summed is None:
+            expected = 'None, or scope="sum" or "mean" too, or a function with reduction=, which says how rows combine'
+        else:
+            return
+        raise OptionError(self.name, "separable", separable, expected)
+
+    @property
+    def summed(self) -> Literal["sum", "mean"] | None:
+        """How it combines rows, by its scope or the reduction of its function; None where neither says."""
+        said = self.scope if self.scope in ("sum", "mean") else self.reduction
+        return said if said in ("sum", "mean") else None
 
     def _check_compile(self, compile: object) -> None:
         if not isinstance(compile, bool) and (not isinstance(compile, str) or not compile):

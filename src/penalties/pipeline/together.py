@@ -25,12 +25,12 @@ class Together(NamedTuple):
 
 def together(terms: Sequence[tuple[int, Term, Any]], inputs: CallInputs, targets: Targets | None) -> Iterator[Together]:
     """The groups among these terms, each with its index and whether it is due."""
-    transformed = inputs.ops is not None and inputs.ops.tracing(inputs.like)
-    if inputs.traced or transformed or (targets is not None and not _is_complete(targets)):
+    offered = [(index, term) for index, term, due in terms if due is True and _may_join(term)]
+    if len(offered) < 2 or inputs.transformed or (targets is not None and not _is_complete(targets)):
         return
     groups: dict[str, list[int]] = {}
-    for index, term, due in terms:
-        if due is True and _may_join(term) and _reads_tensors(term, inputs):
+    for index, term in offered:
+        if _reads_tensors(term, inputs):
             groups.setdefault(term.compiler, []).append(index)
     for indices in groups.values():
         if len(indices) > 1:
@@ -38,8 +38,9 @@ def together(terms: Sequence[tuple[int, Term, Any]], inputs: CallInputs, targets
 
 
 def _may_join(term: Term) -> bool:
-    alone = term.takes_state or term.takes_step or term.seed is not None or term.chunk is not None
-    return bool(term.compile) and term.differentiable and term.on_error == "raise" and not alone
+    if not term.compile or not term.differentiable or term.on_error != "raise":
+        return False
+    return not (term.takes_state or term.takes_step or term.seed is not None or term.chunk is not None)
 
 
 def _reads_tensors(term: Term, inputs: CallInputs) -> bool:
@@ -71,7 +72,7 @@ def evaluate_together(
     roots = [INPUT] if inputs.alone else [name for name in given.named if _is_read(name, terms, given)]
     named = {name: given.named[name] for name in roots}
     names = () if targets is None else tuple(targets.nests)
-    # Weights are no part of the graph.
+    # The graph does not include weights.
     run = _group(one, tuple(term.with_weight(1.0) for term in terms), inputs.alone, names)
     try:
         found = run(named)

@@ -5,7 +5,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, cast
 
@@ -31,7 +31,7 @@ from .references import Provider, checked
 from .sdk import data_for
 from .surrogates import FORWARD, Surrogate, forward_data, surrogate_of
 
-__all__ = ["Call"]
+__all__ = ["Call", "is_provider"]
 
 _PARAMETERS: Final = "parameters"
 """Measure gradients at the trained parameters instead of at the inputs of the terms."""
@@ -156,21 +156,30 @@ class Call:
 
     # The forward, and the inputs of the terms.
 
+    @property
+    def requested(self) -> dict[str, Any]:
+        """What a forward of a model in this process is asked for."""
+        names = [name.removeprefix(FLAT) for name in self.objective.local]
+        # With norms one gradient would be formed for all terms over lazy logits, and there would be no norm of each.
+        return {"reads": names, **({"lazy": True} if "logits" in names and not self.norms else {})}
+
     def begin(self) -> dict[str, Any]:
         """Send the forward and request the references; returns the inputs of the terms, some of them futures."""
         pending: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
         if self.local and (self.objective.local or not self.evaluate):
-            names = [name.removeprefix(FLAT) for name in self.objective.local]
             options = {"evaluate": True} if self.evaluate else {}
-            if "logits" in names and not self.norms:
-                # One gradient is formed for all terms over them, so there would be no norm of each.
-                options["lazy"] = True
-            forward = self.client.forward_with_graph(self.batch.data, reads=names, **options)
+            forward = self.client.forward_with_graph(self.batch.data, **self.requested, **options)
             read = self._from_graph
         else:
             forward = self.client.forward(data_for(self.client, forward_data(self.batch.data)), FORWARD)
             read = self._from_output
-        inputs: dict[str, Any] = {"data": self.batch.data, "lengths": self.batch.lengths, **pending}
+        inputs: dict[str, Any] = {**self.given(), **pending, **self.reference_logits(self.batch.data)}
+        resolve(pending, lambda: self.leaves_of(read(result_of(forward))))
+        return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
+
+    def given(self) -> dict[str, Any]:
+        """The inputs of the terms that need no forward of the model, some of them futures."""
+        inputs: dict[str, Any] = {"data": self.batch.data, "lengths": self.batch.lengths}
         if "flat_mask" in self.objective.reads:
             inputs["flat_mask"] = self._tensor(np.concatenate(self.batch.masks))
         for name, reference in self.references.items():
@@ -181,13 +190,17 @@ class Call:
             wanted = {form: make for form, make in forms.items() if form in self.objective.reads}
             # A reference that no term reads is not requested: that saves a forward.
             if wanted:
-                arrays = self._requested(name, reference) if _is_provider(reference) else resolved(reference)
+                arrays = self._requested(name, reference) if is_provider(reference) else resolved(reference)
                 inputs |= {form: mapped(arrays, make) for form, make in wanted.items()}
-            logits = f"{FLAT}{name}{LOGITS}"
-            if logits in self.objective.reads:
-                inputs[logits] = self._logits(name, reference)
-        resolve(pending, lambda: self._leaves(read(result_of(forward))))
-        return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
+        return inputs
+
+    def reference_logits(self, data: Sequence[Any]) -> dict[str, "Future[Any]"]:
+        """The logits of references that terms read, for some data, packed; by the names of the inputs."""
+        return {
+            form: self._logits(name, reference, data)
+            for name, reference in self.references.items()
+            if (form := f"{FLAT}{name}{LOGITS}") in self.objective.reads
+        }
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Any:
         return self.torch.as_tensor(array, device=self.device)
@@ -210,13 +223,13 @@ class Call:
 
         return mapped(future, check)
 
-    def _logits(self, name: str, reference: Any) -> "Future[Any]":
+    def _logits(self, name: str, reference: Any, data: Sequence[Any]) -> "Future[Any]":
         """The logits of a reference; lazy only if those of the model are, so that a term reads one kind."""
         if not callable(getattr(reference, "logits", None)):
             raise InputError(
                 f'reference "{name}": has no logits; expected references.initial() or references.client(teacher)'
             )
-        return mapped(reference.logits(self.client, self.batch.data, lazy=not self.norms), self._moved)
+        return mapped(reference.logits(self.client, data, lazy=not self.norms), self._moved)
 
     def _moved(self, logits: Any) -> Any:
         """Logits on the device of the model."""
@@ -231,10 +244,14 @@ class Call:
     def _from_graph(self, graph: Any) -> dict[str, Any]:
         self.graph = graph
         self.batch.logprobs(graph.output)
+        return self.tensors_of(graph)
+
+    def tensors_of(self, graph: Any) -> dict[str, Any]:
+        """The tensors of a graph, by the names of the inputs."""
         tensors = {**graph.packed, "params": graph.inputs["params"]}
         return {name: tensors[name.removeprefix(FLAT)] for name in (PACKED, *self.objective.local)}
 
-    def _leaves(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    def leaves_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors, detached from the model."""
 
         def leaf(one: Any) -> Any:
@@ -255,16 +272,25 @@ class Call:
         # Terms that read nothing of the model have not waited for the forward.
         self.arrived.result()
         output = self._measured(output)
+        if not self.backward(output.total):
+            self.check_constant(output)
+        return output, self.gradient([output], range(len(self.batch.data)))
+
+    def backward(self, total: Any) -> bool:
+        """Propagate a loss to the leaves; False if it has no gradient."""
         for leaf in trees.arrays(self.leaves):
             # Whatever a function left there by a backward of its own.
             leaf.grad = None
-        if getattr(output.total, "requires_grad", False):
-            output.total.backward()
-        else:
-            self._check_constant(output)
+        if not getattr(total, "requires_grad", False):
+            return False
+        total.backward()
+        return True
+
+    def gradient(self, outputs: Sequence[LossOutput], data: range) -> dict[str, Any]:
+        """The gradient at each leaf, checked; `data` are those that the leaves are about."""
         found: dict[str, Any] = trees.map_arrays(lambda leaf: leaf.grad, self.leaves)
-        self._check_finite(found, output)
-        return output, found
+        self._check_finite(found, outputs, data)
+        return found
 
     def _measured(self, output: LossOutput) -> LossOutput:
         """The output with the norm of each term's gradient at the parameters, if requested."""
@@ -279,7 +305,7 @@ class Call:
         count = len(self.graph.inputs["params"])
         return measure(output, slopes, count, "the parameters", cosines=self.cosines)
 
-    def _check_finite(self, gradients: Mapping[str, Any], output: LossOutput) -> None:
+    def _check_finite(self, gradients: Mapping[str, Any], outputs: Sequence[LossOutput], data: range) -> None:
         for name, found in gradients.items():
             at = found.hidden if isinstance(found, Logits) else found
             for part, gradient in (at if name == "params" else {name: at}).items():
@@ -287,17 +313,17 @@ class Call:
                     continue
                 where = f"the parameter {part}"
                 if name != "params":
-                    pieces = gradient.split(self.batch.lengths)
-                    index = next(index for index, piece in enumerate(pieces) if not bool(piece.isfinite().all()))
+                    pieces = gradient.split([self.batch.lengths[index] for index in data])
+                    index = next(i for i, piece in zip(data, pieces, strict=True) if not bool(piece.isfinite().all()))
                     where = f"datum {index}" if name == LOGPROBS else f"datum {index}, {name}"
                 kind = "nan" if bool(gradient.isnan().any()) else "inf"
-                error = NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent")
-                norms = {one.name: one.grad_norm for one in output.read().all if one.grad_norm is not None}
+                terms = [one for output in outputs for one in output.read().all]
+                norms = {one.name: one.grad_norm for one in terms if one.grad_norm is not None}
                 # Known where norms are measured.
-                error.term = next((term for term, norm in norms.items() if not math.isfinite(norm)), None)
-                raise error
+                term = next((term for term, norm in norms.items() if not math.isfinite(norm)), None)
+                raise NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent", term)
 
-    def _check_constant(self, output: LossOutput) -> None:
+    def check_constant(self, output: LossOutput) -> None:
         """Raise for a loss that reads the model but has no gradient: it would silently train nothing."""
         pipeline = self.objective.pipeline
         for term in pipeline.all_terms:
@@ -321,6 +347,10 @@ class Call:
             )
             request = self.surrogate.data(self.batch.data, before, arrays)
             sent = self.client.forward_backward(data_for(self.client, request), self.surrogate.loss_fn)
+        return self.sent(sent, output)
+
+    def sent(self, sent: Any, output: LossOutput) -> TrainingFuture[Any]:
+        """The result of the call, once the backward has been sent."""
         self._sent = True
         if self._tell is not None:
             totals = {
@@ -341,17 +371,18 @@ def _references(given: Any, batch: Batch) -> dict[str, Any]:
     for name, reference in cast("Mapping[Any, Any]", given or {}).items():
         if not isinstance(name, str):
             raise OptionError(FUNCTION, "references", name, "names that are strings")
-        found[name] = reference if _is_provider(reference) else checked(name, reference, batch.data)
+        found[name] = reference if is_provider(reference) else checked(name, reference, batch.data)
     return found
 
 
-def _is_provider(reference: Any) -> bool:
+def is_provider(reference: Any) -> bool:
+    """Whether a reference is still to be made."""
     return isinstance(reference, Provider) and callable(reference.start)
 
 
 def _per_target(reference: Any) -> bool:
     """Whether a reference has one number per target, rather than one per datum."""
-    return not getattr(reference, "per_datum", False) if _is_provider(reference) else bool(reference[0].ndim)
+    return not getattr(reference, "per_datum", False) if is_provider(reference) else bool(reference[0].ndim)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from ..execution.executor import Executor
 from ..pipeline.term import Weight
 from .call import Call
 from .futures import TrainingFuture
+from .sweeping import sweeping_of
 
 __all__ = ["forward_backward_custom", "forward_backward_custom_async"]
 
@@ -54,6 +55,8 @@ def forward_backward_custom(
     call = Call(client, data, loss_fn, regularizers, references, track_grad_norms, cosines, executor, timeout, server)
     torch = call.torch
     with call.running(weights, step, state) as arguments, torch.inference_mode(False), torch.enable_grad():
+        if (sweeping := sweeping_of(call, step)) is not None:
+            return sweeping.run(arguments)
         output = call.executor.run(inputs=call.begin(), **arguments)
         return call.finish(*call.gradients(output))
 
@@ -93,6 +96,12 @@ async def forward_backward_custom_async(
         # The mode belongs to the thread, which other tasks share: it is not ours to change while we wait.
         raise GradientError("forward_backward_custom_async: was awaited inside torch.no_grad(); await it outside")
     with call.running(weights, step, state) as arguments:
+        if (sweeping := sweeping_of(call, step)) is not None:
+            try:
+                return await asyncio.to_thread(sweeping.run, arguments)
+            finally:
+                # A thread cannot be cancelled: it stops before the next part.
+                sweeping.stopped.set()
         # In a thread: somebody's provider may block.
         inputs = await asyncio.to_thread(call.begin)
         output = await call.executor.run_async(inputs=inputs, **arguments)

@@ -2,11 +2,12 @@
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+
+from ..execution.background import start_thread
 
 __all__ = ["TrainingFuture", "failed", "in_thread", "mapped", "resolve", "resolved", "result_of", "settle"]
 
@@ -88,7 +89,7 @@ def settle(future: "Future[T]", work: Callable[[], T]) -> None:
 def in_thread(work: Callable[[], T]) -> "Future[T]":
     """A future of `work()`, which runs in a daemon thread of its own."""
     future: Future[T] = Future()
-    threading.Thread(target=settle, args=(future, work), name="penalties-future", daemon=True).start()
+    start_thread(lambda: settle(future, work), future, "penalties-future")
     return future
 
 

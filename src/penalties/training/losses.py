@@ -21,6 +21,7 @@ from ..functional.reduction import reduce
 from .adapters.packing import REDUCTIONS, candidates, extremes
 from .libraries import library
 from .reading import inputs_of, numpy_of, targets_of, weights_of
+from .shares import Known, sequences, shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,33 @@ Result: TypeAlias = tuple["Tensor", dict[str, Any]]
 """A loss, and detached metrics."""
 
 
+def _weight(known: Known) -> np.ndarray[Any, Any]:
+    """Σ|weight| of each datum."""
+    found = [weights_of(index, datum, known.shapes[index]) for index, datum in enumerate(known.data)]
+    return np.array([np.abs(array).sum(dtype=np.float64) for array in found])
+
+
+def _advantages(known: Known) -> np.ndarray[Any, Any]:
+    """How many targets of each datum have an advantage."""
+    found = [_input("importance_sampling", index, datum, "advantages") for index, datum in enumerate(known.data)]
+    return np.array([np.count_nonzero(numpy_of(one)) for one in found], np.float64)
+
+
+def _pairs(known: Known) -> np.ndarray[Any, Any]:
+    """Every datum alike, if each has its partner."""
+    _check_pairs(known.data, known.shapes)
+    return sequences(known)
+
+
+def _candidates(known: Known) -> np.ndarray[Any, Any]:
+    """Σ|weight| of the positions of each datum."""
+    _check_widths(known.shapes)
+    found = [weights_of(index, datum, known.shapes[index]) for index, datum in enumerate(known.data)]
+    each = np.abs(_per_position(np.concatenate(found), known.shapes))
+    return np.array([part.sum() for part in np.split(each, np.cumsum([len(one) for one in found])[:-1])])
+
+
+@shared("sum", _weight, metrics={"mean_nll": "mean", "perplexity": lambda merged: merged["mean_nll"].exp()})
 @strict_options
 def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
     """`Σ −logprob·weight`, as the service computes it.
@@ -57,6 +85,7 @@ def cross_entropy(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result"
     return loss, {"mean_nll": mean, "perplexity": mean.exp()}
 
 
+@shared("sum", _advantages, metrics={"ratio_mean": "mean", "ratio_max": "max", "kl": "mean"})
 @strict_options
 def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "Result":
     """`−Σ exp(logprob − old)·advantage`, with the old `logprobs` and `advantages` in the data, as in the service.
@@ -88,6 +117,12 @@ def importance_sampling(data: Sequence[Any], logprobs: "Sequence[Tensor]") -> "R
     }
 
 
+@shared(
+    "mean",
+    _pairs,
+    metrics=dict.fromkeys(("accuracy", "margin", "chosen_reward", "rejected_reward"), "mean"),
+    together=2,
+)
 @strict_options
 def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[Any], *, beta: float = 0.1) -> "Result":
     """Direct preference optimization (Rafailov et al., 2023) of pairs of data, the chosen one first.
@@ -107,16 +142,7 @@ def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[A
     torch = library("dpo", "torch", "torch")
     beta = check_number("dpo", "beta", beta, "a finite number above 0", low=POSITIVE)
     batch = _read("dpo", data, logprobs)
-    for index, shape in enumerate(batch.shapes):
-        if len(shape) != 1:
-            raise InputError(
-                f"datum {index}: its target_tokens have shape {shape}; dpo compares sequences: expected one "
-                "target per position, (N,)"
-            )
-    if len(data) % 2:
-        raise InputError(
-            f"datum {len(data) - 1}: has no partner; dpo takes pairs: chosen, rejected, chosen, rejected, …"
-        )
+    _check_pairs(data, batch.shapes)
     weights = batch.beside(batch.weights())
     counts = weights != 0
     moved: Any = (batch.shown(counts) - batch.arrays("reference", reference).where(counts, 0.0)) * weights
@@ -133,6 +159,17 @@ def dpo(data: Sequence[Any], logprobs: "Sequence[Tensor]", reference: Sequence[A
     }
 
 
+@shared(
+    "mean",
+    _candidates,
+    metrics={
+        "reverse_kl": "mean",
+        "reverse_kl_max": "max",
+        "reverse_kl_min": "min",
+        "student_mass": "mean",
+        "teacher_mass": "mean",
+    },
+)
 @strict_options
 def reverse_kl(
     data: Sequence[Any],
@@ -161,14 +198,7 @@ def reverse_kl(
     check_flag("reverse_kl", "renormalize", renormalize)
     check_choice("reverse_kl", "reduction", reduction, REDUCTIONS)
     batch = _read("reverse_kl", data, logprobs)
-    width = batch.shapes[0][-1]
-    for index, shape in enumerate(batch.shapes):
-        if len(shape) != 2 or shape[1] != width:
-            expected = "(N, K)" if len(shape) != 2 else f"(N, {width}), as datum 0 has"
-            raise InputError(
-                f"datum {index}: its target_tokens have shape {shape}; reverse_kl compares distributions over K "
-                f"candidates per position: expected {expected}"
-            )
+    width = _check_widths(batch.shapes)
     weights = batch.weights().reshape(-1, width)
     per_position = batch.beside(_per_position(weights, batch.shapes))
     ops = owner(batch.flat)
@@ -213,13 +243,7 @@ class _Read(NamedTuple):
 
     def inputs(self, name: str) -> "Tensor":
         """An array of each datum's `loss_fn_inputs`."""
-        found: list[Any] = []
-        for index, datum in enumerate(self.data):
-            given = inputs_of(index, datum)
-            if name not in given:
-                there = ", ".join(given)
-                raise InputError(f"datum {index}: {self.loss} needs {name} in its loss_fn_inputs; there is {there}")
-            found.append(given[name])
+        found = [_input(self.loss, index, datum, name) for index, datum in enumerate(self.data)]
         return self.arrays(name, found)
 
     def arrays(self, name: str, given: Sequence[Any]) -> "Tensor":
@@ -282,6 +306,42 @@ def _check_numbers(name: str, flat: "Tensor", shapes: Sequence[tuple[int, ...]])
         first = int(missing.nonzero()[0])
         index = _datum_of(first, [math.prod(shape) for shape in shapes])
         raise InputError(f"datum {index}: found nan in its {name}; expected numbers")
+
+
+def _check_pairs(data: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise unless the data are pairs of sequences with one target per position."""
+    for index, shape in enumerate(shapes):
+        if len(shape) != 1:
+            raise InputError(
+                f"datum {index}: its target_tokens have shape {shape}; dpo compares sequences: expected one "
+                "target per position, (N,)"
+            )
+    if len(data) % 2:
+        raise InputError(
+            f"datum {len(data) - 1}: has no partner; dpo takes pairs: chosen, rejected, chosen, rejected, …"
+        )
+
+
+def _check_widths(shapes: Sequence[tuple[int, ...]]) -> int:
+    """The number of candidates per position; raises unless all data have as many."""
+    width = shapes[0][-1]
+    for index, shape in enumerate(shapes):
+        if len(shape) != 2 or shape[1] != width:
+            expected = "(N, K)" if len(shape) != 2 else f"(N, {width}), as datum 0 has"
+            raise InputError(
+                f"datum {index}: its target_tokens have shape {shape}; reverse_kl compares distributions over K "
+                f"candidates per position: expected {expected}"
+            )
+    return width
+
+
+def _input(loss: str, index: int, datum: Any, name: str) -> Any:
+    """An array of a datum's `loss_fn_inputs`."""
+    given = inputs_of(index, datum)
+    if name not in given:
+        there = ", ".join(given)
+        raise InputError(f"datum {index}: {loss} needs {name} in its loss_fn_inputs; there is {there}")
+    return given[name]
 
 
 def _datum_of(row: int, sizes: Sequence[int]) -> int:

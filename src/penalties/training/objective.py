@@ -17,6 +17,8 @@ from ..pipeline.output import BASE
 from ..pipeline.term import CALL_ARGUMENTS
 from . import losses
 from .packing import ALWAYS, FLAT, LOCAL, LOGITS, LOGPROBS, PACKED, is_local, packed
+from .separable import Separation, is_ambiguous, separation_of
+from .shares import shares_of
 
 __all__ = ["FUNCTION", "Objective", "objective_of"]
 
@@ -33,6 +35,8 @@ class Objective(NamedTuple):
     """The names of its inputs, without duplicates."""
     local: tuple[str, ...]
     """Those that only a model in this process has: `params`, and packed ones such as `flat_logits`."""
+    separation: Separation
+    """How its terms follow from parts of a batch."""
 
 
 def objective_of(
@@ -162,8 +166,12 @@ def _made(
     pipeline = Pipeline([ready(term) for term in terms], base=None if base is None else ready(base))
     for term in pipeline.all_terms:
         _check_kind(term, candidates)
+        if is_ambiguous(term):
+            expected = '"tokens" or "sequences": it is a mean, and reads an array for each datum'
+            raise OptionError(term.name, "separable", True, expected)
     reads = tuple(dict.fromkeys(name for term in pipeline.all_terms for name in term.inputs.values()))
-    return Objective(pipeline, reads, tuple(name for name in reads if is_local(name)))
+    separation = separation_of(pipeline, references, candidates=candidates is not None)
+    return Objective(pipeline, reads, tuple(name for name in reads if is_local(name)), separation)
 
 
 def _check_kind(term: Term, candidates: int | None) -> None:
@@ -215,6 +223,8 @@ def _base(loss_fn: Any, references: Sequence[str]) -> Term:
         raise OptionError(FUNCTION, "loss_fn", loss_fn, expected)
     if _needs_reference(loss_fn):
         return _with_reference(Term(loss_fn, name=BASE), getattr(loss_fn, "__name__", BASE), references)
+    if shares_of(loss_fn) is not None:
+        return Term(loss_fn, name=BASE, inputs=("data", LOGPROBS))
     return Term(_SdkLoss(loss_fn), name=BASE, inputs=("data", LOGPROBS))
 
 

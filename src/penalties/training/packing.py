@@ -85,7 +85,10 @@ def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:
         return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
     unpacked = Unpacked(term, {name: f"{FLAT}{name}" for name in lists})
     runs = "async" if term.runs == "inline" and term.asynchronous else term.runs
-    return term.replace(fn=unpacked, inputs=unpacked.reads, options=None, chunk=None, runs=runs, compile=False)
+    # Everything that is about the function itself is the inner term's.
+    return term.replace(
+        fn=unpacked, inputs=unpacked.reads, options=None, chunk=None, runs=runs, separable=None, compile=False
+    )
 
 
 def _check_inputs(term: Term, known: set[str], local: bool) -> None:

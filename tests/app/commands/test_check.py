@@ -168,6 +168,18 @@ class TestCheck:
         assert found.pop("lengths") == {"measured": 5, "median": 13, "most": 17, "longest": 17, "cut": 0, "lost": 0.0}
         assert found == {"ok": True, "problems": [], "notes": [], "config": load(path).to_dict()}
 
+    def test_notes_on_what_a_model_without_an_adapter_costs(self, run: Run, tmp_path: Path) -> None:
+        text = (
+            '[model]\nadapter = "none"\ndtype = "bfloat16"\n[references]\nbefore = { kind = "initial" }\n[[term]]\n'
+            'fn = "kl_divergence"\ninputs = ["logits", "before.logits"]\noptions = { logits = true }\n'
+        )
+        status, out, _ = run("check", write(tmp_path, text))
+        assert status == 0
+        assert 'note: references.before: model.adapter = "none" keeps a copy of the weights for it' in out
+        assert "note: model.dtype: weights are trained in it too, and small steps are rounded away" in out
+        for change in ("model.adapter=lora", "model.dtype=float32"):
+            assert run("check", write(tmp_path, text), "--set", change)[1] != out
+
     def test_notes_on_what_is_probably_not_intended(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -285,3 +297,58 @@ class TestCode:
         status, _, err = run("check", write(tmp_path, '[[term]]\nfn = "own_terms:size"'))
         assert status == 2
         assert "that can be imported (SystemExit: 0)" in err
+
+
+class TestParts:
+    """What a config says about `train.micro_batch_tokens`."""
+
+    SEPARABLE = '[train]\nmicro_batch_tokens = 40\n[[term]]\nfn = "l2"\ninputs = "logprobs"\n'
+    OWN = '[[term]]\nfn = "tests.app.config_terms:steady"\nname = "steady"\n'
+
+    def test_sums_and_means_need_no_second_forward(self, run: Run, tmp_path: Path) -> None:
+        status, out, err = run("check", write(tmp_path, self.SEPARABLE))
+        assert (status, err) == (0, "")
+        assert "note" not in out
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ('[[term]]\nfn = "orthogonality"\ninputs = "flat_hidden.1"', "term.orthogonality: {}it is no sum or mean"),
+            (OWN, "term.steady: {}it is a function of the whole batch; set separable = true if it is a sum"),
+            (f'{OWN}runs = "thread"', 'term.steady: {}it runs in a thread; use runs = "inline"'),
+            (f"{OWN}separable = false", "term.steady: {}it has separable = false"),
+            (
+                '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
+                "term.l1: {}it keeps state",
+            ),
+        ],
+    )
+    def test_what_needs_one_is_named_with_a_remedy(self, run: Run, tmp_path: Path, more: str, said: str) -> None:
+        status, out, err = run("check", write(tmp_path, self.SEPARABLE + more))
+        assert (status, err) == (0, "")
+        twice = "needs the whole batch, so with train.micro_batch_tokens each part goes through the model twice: "
+        assert f"note: {said.format(twice)}" in out
+        assert out.count("needs the whole batch") == 1
+        status, out, _ = run("check", write(tmp_path, self.SEPARABLE.replace("micro_batch_tokens = 40", "") + more))
+        assert (status, "needs the whole batch" in out) == (0, False)
+
+    def test_your_own_loss_can_be_a_term(self, run: Run, tmp_path: Path) -> None:
+        loss = '[train]\nmicro_batch_tokens = 40\nloss = "tests.app.config_terms:loss"'
+        status, out, _ = run("check", write(tmp_path, loss))
+        assert status == 0
+        assert 'a function of the whole batch; a [[term]] with separable, and train.loss = "none", can avoid' in out
+
+    @pytest.mark.parametrize(("scope", "status"), [("sum", 0), ("mean", 2)])
+    def test_a_promise_that_is_wrong_is_a_problem(self, run: Run, tmp_path: Path, scope: str, status: int) -> None:
+        text = f'{self.SEPARABLE}{self.OWN}scope = "{scope}"\nseparable = "tokens"'
+        found, out, err = run("check", write(tmp_path, text))
+        assert found == status
+        assert "needs the whole batch" not in out
+        assert ("term.steady.separable: is " in err) == (status == 2)
+        assert ("over the first batch, but " in err) == (status == 2)
+
+    def test_a_promise_that_says_too_little_is_a_problem(self, run: Run, tmp_path: Path) -> None:
+        text = f'{self.SEPARABLE}{self.OWN}scope = "mean"\nseparable = true'
+        status, _, err = run("check", write(tmp_path, text))
+        assert status == 2
+        assert 'separable=True; expected "tokens" or "sequences"' in err

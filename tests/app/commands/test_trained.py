@@ -177,11 +177,11 @@ class TestOnAServer:
         assert json.loads(out)["text"] == expected(here, "stone ", max_tokens=8)
 
         trained = find(there.folder)
-        assert trained.adapter.startswith("tinker://")
+        assert trained.weights.startswith("tinker://")
         status, out, err = run("export", there.folder, "--to", tmp_path / "to")
         assert (status, out) == (2, "")
-        assert f"its weights are on a server, as {trained.adapter}" in err
-        assert f"`tinker checkpoint download {trained.adapter}`" in err
+        assert f"its weights are on a server, as {trained.weights}" in err
+        assert f"`tinker checkpoint download {trained.weights}`" in err
         assert not (tmp_path / "to").exists()
         assert "leave --device out" in run("sample", there.folder, "a", "--device", "cpu")[2]
 

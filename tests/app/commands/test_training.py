@@ -51,6 +51,15 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 class TestTrain:
+    def test_says_what_was_trained(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        write_config(here, more='[model]\nadapter = "none"\n', steps=1)
+        assert cli.main(["train", "toy.toml", "--run", "mine"]) == 0
+        assert "\nweights: mine/checkpoints/000001/client\n" in capsys.readouterr().out
+        assert cli.main(["train", "toy.toml", "--run", "other", "--json"]) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert result["weights"] == "other/checkpoints/000001/client"
+        assert "adapter" not in result
+
     def test_trains_and_writes_a_report(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["train", "toy.toml"]) == 0
         shown = capsys.readouterr()

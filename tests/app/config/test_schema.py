@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from penalties.app.catalogue.examples import EXAMPLES
+from penalties.app.catalogue.entries import entries
 from penalties.app.config import find
 from penalties.app.config.options import SHIPPED, options_of
 from penalties.app.config.schema import FILE, schema, written
@@ -16,6 +16,7 @@ from penalties.app.config.schema import FILE, schema, written
 from ..configs import write
 from .test_problems import STRUCTURE
 
+EXAMPLES = {(entry.kind, entry.name): entry.example for entry in entries() if entry.example}
 VALIDATOR = jsonschema.Draft202012Validator(schema())
 
 
@@ -25,7 +26,8 @@ def valid(text: str) -> bool:
 
 
 def test_the_file_is_current() -> None:
-    assert FILE.read_text(encoding="utf-8") == written(), "run: penalties schema --out src/penalties/app/schema.json"
+    again = "run: penalties schema --out src/penalties/app/config/schema.json"
+    assert FILE.read_text(encoding="utf-8") == written(), again
 
 
 def test_it_is_a_schema() -> None:

@@ -6,6 +6,8 @@ import shlex
 
 import pytest
 
+from penalties.pipeline.explanation import EXPLOSION_RATIO
+
 from .synthetic import Part, config, everything, falling, small, write_run
 from .verdicts import base, told, verdict
 
@@ -34,13 +36,26 @@ def test_an_explosion_is_not_attributed_to_a_gradient_at_other_inputs(tmp_path):
     assert sentence.endswith("; most of it came from base_loss.")
 
 
-def test_an_explosion_of_which_only_the_total_is_known(tmp_path):
-    folder = write_run(tmp_path, steps=4, base=base(norm=None))
+def with_norms(folder, *norms):
+    """A run of which only the norms of the total are known."""
+    write_run(folder, steps=len(norms), base=base(norm=None))
     path = folder / "metrics.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    for one, norm in zip(found, (1.0, 1.0, 1.0, 300.0), strict=True):
+    for one, norm in zip(found, norms, strict=True):
         one["loss"]["total_grad_norm"] = norm
     path.write_text("".join(json.dumps(one) + "\n" for one in found))
+    return folder
+
+
+@pytest.mark.parametrize("usual", [1e-3, 1e3])
+def test_a_gradient_explodes_by_how_much_longer_it_is_than_usual(tmp_path, usual):
+    longest = EXPLOSION_RATIO * usual
+    assert told(verdict(with_norms(tmp_path / "once", usual, usual, usual, longest)), "exploded")
+    assert not told(verdict(with_norms(tmp_path / "never", usual, usual, usual, 0.99 * longest)), "exploded")
+
+
+def test_an_explosion_of_which_only_the_total_is_known(tmp_path):
+    folder = with_norms(tmp_path, 1.0, 1.0, 1.0, 300.0)
     assert told(verdict(folder), "exploded") == [
         "The gradient exploded: its norm was 300 at step 3, 300 times the usual 1 of the first quarter."
     ]

@@ -117,6 +117,31 @@ class TestMicroBatches:
         run = train(config, tmp_path / "run", resume=True)
         assert comparable(run.records()) == comparable(whole.records())
 
+    @pytest.mark.parametrize(
+        "more", ["", '[[term]]\nfn = "l2"\nname = "whole"\ninputs = "logprobs"\nseparable = false']
+    )
+    def test_grouped_by_length_resume_to_the_bit(self, tmp_path: Path, more: str) -> None:
+        data = "group_by_length = true\n"
+        config = toy_config(tmp_path, TERMS, more, data, learning_rate=0.01, micro_batch_tokens=30)
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(3))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(run.records()) == comparable(whole.records())
+
+    @pytest.mark.parametrize("limit", [None, 30])
+    def test_packed_they_have_the_same_curve_and_resume_to_the_bit(self, tmp_path: Path, limit: int | None) -> None:
+        plain = train(toy_config(tmp_path, TERMS, learning_rate=0.01), tmp_path / "plain")
+        limits = {} if limit is None else {"micro_batch_tokens": limit}
+        config = toy_config(tmp_path, TERMS, learning_rate=0.01, packing=True, **limits)
+        whole = train(config, tmp_path / "whole")
+        for one, other in zip(curve(whole), curve(plain), strict=True):
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(3))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(run.records()) == comparable(whole.records())
+
     def test_a_run_may_be_resumed_in_parts(self, tmp_path: Path) -> None:
         with pytest.raises(Interrupted):
             train(toy_config(tmp_path, TERMS), tmp_path / "run", progress=killing(3))

@@ -249,6 +249,11 @@ class TestEnding:
             train(config, tmp_path / "run")
         assert not raised.value.finite
 
+    def test_a_name_that_the_message_starts_with_is_said_all_the_same(self, tmp_path: Path) -> None:
+        terms = '[[term]]\nfn = "tests.app.terms:late_gradient"\nname = "datum 0"\n'
+        with pytest.raises(TermFailed, match="at step 3: datum 0: datum 0: the gradient of the loss is"):
+            train(toy_config(tmp_path, terms, gradients_every=1), tmp_path / "run")
+
     def test_no_key_is_in_any_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TINKER_API_KEY", "tml-very-secret")
 

@@ -14,9 +14,9 @@ from penalties.training.local.tiny import ByteTokenizer, tiny_model
 from ..stand_ins import toy_config
 
 
-def small(folder: Path, name: str = "tiny", **options: Any) -> Config:
+def small(folder: Path, name: str = "tiny", model: str = "rank = 2", **options: Any) -> Config:
     """A config without terms that trains a model for a few steps."""
-    more = f'[model]\nname = "{name}"\nrank = 2\n'
+    more = f'[model]\nname = "{name}"\n{model}\n'
     return toy_config(folder, "", more, **{"steps": 3, "learning_rate": 0.02, "eval_every": 1, **options})
 
 

@@ -190,7 +190,7 @@ class TestFolder:
         mine.mkdir()
         for path in (adapter, *adapter.iterdir()):
             assert path.stat().st_mode & 0o666 == mine.stat().st_mode & 0o666, path.name
-        saved = Path(find(adapted.folder).adapter)
+        saved = Path(find(adapted.folder).weights)
         assert saved.is_dir()
         for path in saved.iterdir():
             assert path.stat().st_mode & 0o666 == mine.stat().st_mode & 0o666, path.name

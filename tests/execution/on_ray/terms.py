@@ -12,12 +12,7 @@ import numpy as np
 
 import penalties as pn
 from penalties.execution.task import Task
-from penalties.functional.penalty import facts_of
-from penalties.pipeline.catalogue import BUILT_IN
 
-PAIRED = ("kl_divergence", "js_divergence", "consistency", "kl_estimate")
-# Those that reduce arrays: the others take a function, or a number that exists already.
-NAMES = [name for name, fn in BUILT_IN.items() if "reduction" in facts_of(fn).defaults]  # type: ignore[union-attr]
 PATIENCE = 60.0
 """Seconds in which what happens by and by has happened, on a machine that has other things to do."""
 
@@ -37,18 +32,6 @@ def connect(**options: Any) -> None:
             **options,
         }
     )
-
-
-def logprobs(seed: int, *shape: int) -> np.ndarray:
-    x = np.random.default_rng(seed).normal(size=shape)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def built_in(name: str, where: Any) -> pn.Term:
-    facts = facts_of(BUILT_IN[name])
-    assert facts is not None
-    names = ("x", "y") if name in PAIRED else ("x", *("labels" for _ in facts.labels))
-    return pn.Term(name, 0.3, inputs=names, runs=where)
 
 
 def away(fn: Any, **arguments: Any) -> pn.Pipeline:

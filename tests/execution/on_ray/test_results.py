@@ -15,45 +15,23 @@ import torch
 from torch import Tensor
 
 import penalties as pn
+from penalties.pipeline.catalogue import BUILT_IN
 
-from .terms import NAMES, Noted, away, built_in, logprobs, squares
+from ..parity import check_jax, check_torch
+from .terms import Noted, away, squares
 
 ray = pytest.importorskip("ray")
 
 
 @pytest.mark.slow
 class TestResults:
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", BUILT_IN)
     def test_torch_terms_train_as_inline(self, executor: pn.Executor, name: str) -> None:
-        def run(where: Any, runner: Any) -> tuple[Tensor, Tensor, dict[str, float]]:
-            inputs = {"x": torch.tensor(logprobs(0, 5, 7), requires_grad=True), "y": torch.tensor(logprobs(1, 5, 7))}
-            inputs["labels"] = torch.tensor([3, 0, -100, 6, 1])
-            out = runner(pn.Pipeline([built_in(name, where)]), inputs)
-            (2.0 * out.total).backward()
-            grad = inputs["x"].grad
-            assert grad is not None
-            return out.total.detach(), grad, out.metrics()
+        check_torch(executor, name, "ray")
 
-        total, gradient, metrics = run("inline", lambda pipeline, inputs: pipeline(**inputs))
-        there, found, shown = run("ray", executor.run)
-        torch.testing.assert_close(there, total, rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-9)
-        assert shown == pytest.approx(metrics, rel=1e-6)
-
-    @pytest.mark.parametrize("name", ["l1", "kl_divergence", "entropy"])
+    @pytest.mark.parametrize("name", BUILT_IN)
     def test_jax_terms_are_differentiated_as_inline(self, executor: pn.Executor, name: str) -> None:
-        x, y = (jnp.asarray(logprobs(seed, 5, 7), jnp.float32) for seed in (0, 1))
-
-        def here(x: Any) -> Any:
-            return 2.0 * pn.Pipeline([built_in(name, "inline")])(x=x, y=y).total
-
-        def there(x: Any) -> Any:
-            return 2.0 * executor.run(pn.Pipeline([built_in(name, "ray")]), {"x": x, "y": y}).total
-
-        expected, gradient = jax.value_and_grad(here)(x)
-        value, found = jax.value_and_grad(there)(x)
-        np.testing.assert_allclose(value, expected, rtol=1e-6)
-        np.testing.assert_allclose(found, gradient, rtol=1e-6, atol=1e-7)
+        check_jax(executor, name, "ray")
 
     @pytest.mark.parametrize("make", [np.array, torch.tensor, jnp.array], ids=["numpy", "torch", "jax"])
     def test_a_numpy_term_brings_its_gradient_and_metrics(self, executor: pn.Executor, make: Any) -> None:

@@ -97,8 +97,10 @@ def assert_close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_same(found: Any, expected: Any) -> None:
     """Equal to the bit."""
+    if not isinstance(expected, dict):
+        found, expected = dict(enumerate(found)), dict(enumerate(expected))
     assert set(found) == set(expected)
     for name in expected:
-        assert torch.equal(found[name], expected[name]), name
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(expected[name])), name

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast, get_args
 
+from ...functional.penalty import Facts, facts_of
 from ...pipeline.catalogue import BUILT_IN, find
 from ...training.losses import BY_NAME
 from ..config import Config
@@ -15,7 +16,7 @@ from ..config.schedules import ScheduleTable
 from ..config.table import Table
 from ..config.tables import ReferenceTable, SinksTable, WrapTable
 from ..problems import shown
-from .examples import EXAMPLES
+from .examples import EXAMPLES, adapter_example, loss_example, penalty_example
 
 __all__ = ["KINDS", "Entry", "Value", "entries", "entry_of_path"]
 
@@ -62,12 +63,12 @@ class Entry(NamedTuple):
 def entries() -> Iterator[Entry]:
     """Everything, kind by kind."""
     for name, function in BUILT_IN.items():
-        yield _function("penalty", name, function)
+        yield _function("penalty", name, function, penalty_example(name, cast("Facts", facts_of(function))))
     for name, function in ADAPTERS.items():
-        yield _function("batch", name, function)
+        yield _function("batch", name, function, adapter_example(name, function))
     for name, function in BY_NAME.items():
-        yield _function("loss", name, function)
-    yield Entry("loss", NONE, "No base loss: the terms alone.", example=EXAMPLES["loss", NONE])
+        yield _function("loss", name, function, loss_example(name))
+    yield Entry("loss", NONE, "No base loss: the terms alone.", example=loss_example(NONE))
     for kind, union in (("reference", ReferenceTable), ("schedule", ScheduleTable), ("wrap", WrapTable)):
         for table in get_args(get_args(union)[0]):
             yield _kind(kind, table)
@@ -92,12 +93,12 @@ def entry_of_path(path: str) -> Entry:
     return Entry("function", path, summary, _prose(rest), reads, options, f'[[term]]\nfn = "{path}"\nweight = 0.1')
 
 
-def _function(kind: str, name: str, function: Any) -> Entry:
+def _function(kind: str, name: str, function: Any, example: str) -> Entry:
     summary, _, rest = cast("str", inspect.getdoc(function)).partition("\n")
     options = tuple(
         Value(option.name, option.allowed, _default(option.default), "") for option in options_of(function).values()
     )
-    return Entry(kind, name, summary, _prose(rest), tuple(inputs_of(function)), options, EXAMPLES[kind, name])
+    return Entry(kind, name, summary, _prose(rest), tuple(inputs_of(function)), options, example)
 
 
 def _kind(kind: str, table: type[Table]) -> Entry:

@@ -1,66 +1,61 @@
 """An example of everything that a config may name. A test trains with each of them."""
 
-from typing import Final
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
 
-__all__ = ["EXAMPLES"]
+import numpy as np
 
-_BATCH: Final = "penalties.training.adapters:"
+from ...functional.penalty import Facts
+from ..config.objective import estimates
+from ..problems import toml_value
 
-_TERMS: Final[dict[str, tuple[str, ...]]] = {
-    "l1": ("weight = 1e-4", 'inputs = "params"'),
-    "l2": ("weight = 1e-4", 'inputs = "params"'),
-    "elastic_net": ("weight = 1e-4", 'inputs = "params"', "options = { l1_ratio = 0.9 }"),
-    "smooth_l1": ("weight = 1e-4", 'inputs = "params"', "options = { delta = 0.1 }"),
-    "entropy": (
-        "weight = 0.02",
-        'inputs = { p = "logits", mask = "mask" }',
-        'options = { mode = "bonus", logits = true }',
-    ),
-    "kl_divergence": (
-        "weight = 0.05",
-        'inputs = { p = "logits", q = "initial.logits", mask = "mask" }',
-        "options = { logits = true }",
-        'schedule = { kind = "warmup", steps = 20 }',
-    ),
-    "js_divergence": (
-        "weight = 0.05",
-        'inputs = { p = "logits", q = "initial.logits", mask = "mask" }',
-        "options = { logits = true }",
-    ),
-    "consistency": ("weight = 0.1", 'inputs = ["logprobs", "perturbed"]'),
-    "orthogonality": ("weight = 1e-3", 'inputs = "flat_hidden.1"', "options = { sample_size = 64 }"),
-    "output_magnitude": ("weight = 1e-2", 'inputs = "flat_logits"', "options = { target = 1.0 }"),
-    "kl_estimate": (
-        "weight = 0.05",
-        'inputs = ["logprobs", "initial"]',
-        'schedule = { kind = "warmup", steps = 20 }',
-    ),
-    "entropy_estimate": ("weight = 0.01", 'inputs = "logprobs"', 'options = { mode = "bonus" }'),
-    f"{_BATCH}kl": ("weight = 0.05", 'inputs = { logprobs = "logprobs", reference = "initial", mask = "mask" }'),
-    f"{_BATCH}entropy": (
-        "weight = 0.01",
-        'inputs = { logprobs = "logprobs", mask = "mask" }',
-        'options = { mode = "bonus" }',
-    ),
-    f"{_BATCH}consistency": ("weight = 0.1", 'inputs = { logprobs = "logprobs", pair = "perturbed", mask = "mask" }'),
-    f"{_BATCH}l1": ("weight = 1e-3", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
-    f"{_BATCH}l2": ("weight = 1e-3", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
-    f"{_BATCH}elastic_net": ("weight = 1e-3", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
-    f"{_BATCH}orthogonality": ("weight = 1e-3", 'inputs = { logprobs = "hidden.1", mask = "mask" }'),
-    f"{_BATCH}gradient_penalty": ("weight = 1e-2", 'inputs = { logprobs = "logprobs", mask = "mask" }'),
-}
-"""Terms, without their first lines."""
+__all__ = ["EXAMPLES", "adapter_example", "loss_example", "penalty_example"]
 
-_SAMPLED: Final = ("kl_estimate", "entropy_estimate", f"{_BATCH}kl", f"{_BATCH}entropy")
-_FOR_SAMPLED: Final = "# For tokens that the model itself sampled: data.sampled = true."
+_FOR_SAMPLED: Final = "# For tokens that the model itself sampled: data.sampled = true.\n"
+_NO_INPUTS: Final = "# A config has no inputs for it: use it in your own loop."
+_ARRAYS: Final = ("flat_logits", "flat_initial.logits")
+"""What a penalty reads that does not say so: one array, or two of the same shape."""
+_SAMPLED: Final = ("flat_logprobs", "flat_initial")
+"""The same of an estimator."""
+_BATCH: Final = {"logprobs": "logprobs", "reference": "initial", "pair": "perturbed", "mask": "mask"}
+"""What the parameters of a penalty over a batch read."""
 
-_INSTEAD: Final = {
-    "cross_entropy": "# For logits and targets in your own loop; in a config it is a loss: see the one of this name.",
-    "gradient_penalty": f"# For your own functions; for log-probabilities, see {_BATCH}gradient_penalty.",
-    "precomputed": "# For losses that a model of yours computes: see pn.collect.",
-    "interpolated_gradient_penalty": f"# For your own functions: see {_BATCH}gradient_penalty.",
-}
-"""Penalties that a config has no inputs for."""
+
+def penalty_example(name: str, facts: Facts) -> str:
+    """The table that uses a penalty, or a comment on what to use instead."""
+    lines = facts.config or _usual(facts)
+    return lines if lines.startswith("#") else _term(name, lines)
+
+
+def _usual(facts: Facts) -> str:
+    """The lines of a penalty that declares none."""
+    example = facts.example()
+    # A function, labels or a number that exists already are not in a config.
+    arrays = all(np.ndim(part) and np.asarray(part).dtype.kind == "f" for part in example)
+    if not arrays or len(example) > len(_ARRAYS):
+        return _NO_INPUTS
+    inputs = (_SAMPLED if facts.estimates else _ARRAYS)[: len(example)]
+    options = "\noptions = { logits = true }" if facts.distribution else ""
+    return f"weight = 0.01\ninputs = {toml_value(inputs)}{options}"
+
+
+def adapter_example(path: str, function: Callable[..., Any]) -> str:
+    """The table that uses a penalty over a batch."""
+    parameters = inspect.signature(function).parameters.values()
+    reads = [one.name for one in parameters if one.default is one.empty or one.name == "mask"]
+    inputs = {name: _BATCH.get(name, name) for name in reads}
+    return _term(path, f"weight = 0.01\ninputs = {toml_value(inputs)}")
+
+
+def _term(fn: str, lines: str) -> str:
+    return f'{_FOR_SAMPLED if estimates(fn) else ""}[[term]]\nfn = "{fn}"\n{lines}'
+
+
+def loss_example(name: str) -> str:
+    """The tables of a loss."""
+    return EXAMPLES.get(("loss", name), f'[train]\nloss = "{name}"')
+
 
 _TERM: Final = '[[term]]\nfn = "l2"\nweight = 1e-4\ninputs = "params"\n'
 
@@ -81,18 +76,9 @@ _SCHEDULES: Final = {
 }
 
 EXAMPLES: Final[dict[tuple[str, str], str]] = {
-    **{
-        ("batch" if ":" in name else "penalty", name): "\n".join(
-            [*([_FOR_SAMPLED] if name in _SAMPLED else []), "[[term]]", f'fn = "{name}"', *lines]
-        )
-        for name, lines in _TERMS.items()
-    },
-    **{("penalty", name): text for name, text in _INSTEAD.items()},
-    ("loss", "cross_entropy"): '[train]\nloss = "cross_entropy"\nreduction = "mean"',
     ("loss", "dpo"): (
         '[train]\nloss = "dpo"\nloss_options = { beta = 0.1 }\n\n[references]\ninitial = { kind = "initial" }'
     ),
-    ("loss", "importance_sampling"): '[train]\nloss = "importance_sampling"\nreduction = "mean"',
     ("loss", "reverse_kl"): (
         '[train]\nloss = "reverse_kl"\n\n[references]\nteacher = { kind = "client", model = "tiny", seed = 1 }'
     ),
@@ -115,4 +101,4 @@ EXAMPLES: Final[dict[tuple[str, str], str]] = {
     ("sink", "wandb"): '[sinks]\nwandb = { project = "penalties" }',
     ("sink", "opentelemetry"): "[sinks]\nopentelemetry = true",
 }
-"""Lines of a config, by kind and name."""
+"""Lines of a config, by kind and name, of what is neither a penalty nor a loss by its name alone."""

@@ -8,6 +8,7 @@ import click
 
 from ...encoding import dumps
 from ...pipeline import Term
+from ...pipeline.output import BASE
 from ...training.packing import LOGITS
 from ..console import say, styled
 from ..problems import ConfigError, DataError, Problem, counted, joined, shown
@@ -209,6 +210,7 @@ def _not_imported(config: "Config") -> list[Problem]:
 def _notes(config: "Config") -> list[Problem]:
     """Things that are allowed, but probably not intended."""
     from ..config.objective import needs_reference
+    from ..train.clients import needs_copy
 
     base = config.base
     terms = [*config.pipeline(), *([base] if isinstance(base, Term) else [])]
@@ -218,10 +220,19 @@ def _notes(config: "Config") -> list[Problem]:
         for name in config.references
         if name not in read and not needs_reference(config.train.loss)
     ]
+    if needs_copy(config):
+        copied = [name for name, one in config.references.items() if one.kind == "initial"]
+        why = 'model.adapter = "none" keeps a copy of the weights for it, which takes their memory once more'
+        notes.append(Problem(f"references.{copied[0]}", why))
+    if config.model.adapter == "none" and config.model.dtype in ("bfloat16", "float16"):
+        why = "weights are trained in it too, and small steps are rounded away; without it they are float32"
+        notes.append(Problem("model.dtype", why))
     if config.backend.kind == "tinker" and not os.environ.get("TINKER_API_KEY"):
         notes.append(Problem("backend.kind", "TINKER_API_KEY is not set in the environment; training needs it"))
     if config.executor.ray_address is not None and all(term.runs != "ray" for term in config.term):
         notes.append(Problem("executor.ray_address", 'no term has runs = "ray"'))
+    if config.train.micro_batch_tokens is not None and config.backend.kind == "local":
+        notes += _second_forward(config)
     if config.data.eval_path in config.data.paths:
         notes.append(Problem("data.eval_path", "is the same file as data.path: nothing is held out"))
     scheduled = [one.name or one.fn for one in config.term if one.enabled and one.schedule is not None]
@@ -229,4 +240,18 @@ def _notes(config: "Config") -> list[Problem]:
         changing = f"the weight of {joined(scheduled, 'and')} changes"
         why = f'{changing}, so evaluations of "loss" cannot be compared; choose "base_loss" or a term'
         notes.append(Problem("train.best_by", why))
+    return notes
+
+
+def _second_forward(config: "Config") -> list[Problem]:
+    """Terms that need the whole batch, for which all parts of it go through the model twice."""
+    from ..config.objective import NONE, separation
+
+    said = "needs the whole batch, so with train.micro_batch_tokens each part goes through the model twice: "
+    notes: list[Problem] = []
+    for name, one in separation(config).whole.items():
+        where, fix = f"term.{name}", one.fix
+        if name == BASE:
+            where, fix = "train.loss", f'a [[term]] with separable, and train.loss = "{NONE}", can avoid that'
+        notes.append(Problem(where, f"{said}{one.why}; {fix}"))
     return notes

@@ -28,7 +28,8 @@ def command(
 ) -> None:
     """Write the model of RUN to a folder that transformers, peft and vLLM load.
 
-    It has the adapter, or with --merged the whole model, the tokenizer and the generation config.
+    It has the adapter, or with --merged the whole model, the tokenizer and the generation config. A run without an
+    adapter always writes the whole model.
     """
     from ..trained import find
     from ..trained.export import export
@@ -40,5 +41,5 @@ def command(
         step = trained.checkpoint.step
         say(dumps({"kind": "export", "run": str(run), "step": step, "merged": merged, "folder": str(to)}))
     elif not quiet:
-        what = "the whole model" if merged else f"the adapter of {trained.config.model.name}"
+        what = "the whole model" if merged or trained.whole else f"the adapter of {trained.config.model.name}"
         say(f"{what}, after {counted(trained.checkpoint.step, 'step')}: {to}")

@@ -87,22 +87,22 @@ def command(
                 raise _with_hint(error, config) from error
             raise
     name, verdict = _report(run.folder)
-    adapter = _adapter(run)
+    kind, path = "weights" if config.model.adapter == "none" else "adapter", _trained(run)
     if as_json:
-        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), "adapter": adapter}
+        result = {"kind": "result", "run": str(run.folder), "report": str(run.report), kind: path}
         say(dumps({**result, "verdict": lines_of(verdict)}))
     elif not quiet:
-        where = [] if adapter is None else [f"adapter: {adapter}"]
+        where = [] if path is None else [f"{kind}: {path}"]
         say(*where, f"{name}: {verdict.summary}", f"report: {run.report}")
 
 
-def _adapter(run: "Run") -> str | None:
+def _trained(run: "Run") -> str | None:
     """Where the trained weights are, those of the best checkpoint if there is one; None if they were removed."""
     from ..trained import find
 
     # The run is finished, whatever became of its checkpoints.
     with contextlib.suppress(RunError):
-        return find(run.folder).adapter
+        return find(run.folder).weights
     return None
 
 

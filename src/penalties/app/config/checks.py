@@ -21,23 +21,42 @@ from .reading import UNKNOWN
 if TYPE_CHECKING:
     from .config import Config
     from .table import Table
-    from .tables import BackendTable, ModelTable, TermTable
+    from .tables import TermTable
 
 __all__ = ["checked", "hidden", "without_secrets"]
 
-_LOCAL_ONLY: Final = (
+_ADAPTER_ONLY: Final = (
+    "model.rank",
     "model.alpha",
     "model.target_modules",
+    "model.lora_dropout",
+    "model.rslora",
+    "model.modules_to_save",
+    "model.quantize",
+)
+_LOCAL_ONLY: Final = (
+    "model.adapter",
+    *(path for path in _ADAPTER_ONLY if path != "model.rank"),
     "model.device",
     "model.dtype",
+    "model.attention",
+    "model.compile",
+    "model.checkpointing",
     "train.micro_batch_tokens",
+    "train.packing",
     "train.shard",
+    "train.optimizer",
 )
+_WHOLE_ONLY: Final = ("model.adapter", "model.quantize", "model.compile", "train.packing")
+"""What a model cannot have whose weights are spread over processes."""
 _REMOTE_ONLY: Final = ("backend.base_url", "backend.server")
 
 _NEEDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "local": (("torch", "transformers", "peft"), "train"),
     "tinker": (("tinker", "torch"), "tinker,torch"),
+    "4bit": (("bitsandbytes", "accelerate"), "quantize"),
+    "8bit": (("bitsandbytes", "accelerate"), "quantize"),
+    "adamw8bit": (("bitsandbytes",), "quantize"),
     "process": (("pebble", "cloudpickle"), "process"),
     "ray": (("ray", "cloudpickle"), "ray"),
     "tensorboard": (("tensorboardX",), "tensorboard"),
@@ -117,7 +136,8 @@ def checked(config: "Config", raw: Mapping[str, Any], *, code: bool) -> list[Pro
         *_shard(config),
         *_models(config),
         *_backend(config),
-        *_precision(config.backend, config.model),
+        *_adapter(config),
+        *_precision(config),
         *_cluster(config.executor.ray_address),
         *_libraries(config, given),
         *_sinks(config),
@@ -147,6 +167,9 @@ def _files(config: "Config") -> Iterator[Problem]:
             yield Problem(f"data.{key}", f'found "{given}", which does not exist{nearest(path.name, there)}')
         elif not os.access(path, os.R_OK):
             yield Problem(f"data.{key}", f'found "{given}", which cannot be read: permission denied')
+    if data.group_by_length and not data.shuffle:
+        message = "found true, but data.shuffle = false keeps the order of the file; remove one of the two"
+        yield Problem("data.group_by_length", message)
     if data.weights is not None and len(data.weights) != len(data.paths):
         files = counted(len(data.paths), "file")
         yield Problem("data.weights", f"found {shown(data.weights)}; expected one for each path, and there are {files}")
@@ -171,7 +194,13 @@ def _best(config: "Config") -> Iterator[Problem]:
 
 
 def _shard(config: "Config") -> Iterator[Problem]:
-    if config.train.shard and config.train.micro_batch_tokens == "auto":
+    if not config.train.shard:
+        return
+    for path in _changed(config, _WHOLE_ONLY):
+        name, key = path.split(".")
+        given = shown(getattr(getattr(config, name), key))
+        yield Problem(path, f"found {given}, which a model with train.shard cannot have yet; remove one of the two")
+    if config.train.micro_batch_tokens == "auto":
         why = "expected a number of tokens with train.shard: where memory runs out, the other processes would wait"
         yield Problem("train.micro_batch_tokens", f'found "auto"; {why}')
 
@@ -213,37 +242,54 @@ def _models(config: "Config") -> Iterator[Problem]:
 def _backend(config: "Config") -> Iterator[Problem]:
     backend = config.backend
     remote = backend.kind == "tinker"
-    for path in _LOCAL_ONLY if remote else _REMOTE_ONLY:
-        name, key = path.split(".")
-        table: Table = getattr(config, name)
-        if getattr(table, key) != type(table).model_fields[key].default:
-            other = "local" if remote else "tinker"
-            yield Problem(path, f'is for backend.kind = "{other}", but this config has "{backend.kind}"; remove it')
+    paths = [*_LOCAL_ONLY, *_of_teachers(config)] if remote else _REMOTE_ONLY
+    for path in _changed(config, paths):
+        other = "local" if remote else "tinker"
+        yield Problem(path, f'is for backend.kind = "{other}", but this config has "{backend.kind}"; remove it')
     if remote and backend.base_url is not None:
         yield from _address("backend.base_url", backend.base_url)
 
 
-def _precision(backend: "BackendTable", model: "ModelTable") -> Iterator[Problem]:
-    """Whether PyTorch knows the device and the dtype; whether the device exists is seen when a model is loaded."""
-    given = model.device is not None or model.dtype is not None
-    if not given or backend.kind != "local" or find_spec("torch") is None:
+def _adapter(config: "Config") -> Iterator[Problem]:
+    if config.model.adapter == "none":
+        for path in _changed(config, _ADAPTER_ONLY):
+            yield Problem(path, 'is for an adapter, but this config has model.adapter = "none"; remove it')
+
+
+def _of_teachers(config: "Config") -> list[str]:
+    teachers = [name for name, one in config.references.items() if one.kind == "client"]
+    return [f"references.{name}.{key}" for name in teachers for key in ("device", "dtype")]
+
+
+def _changed(config: "Config", paths: Sequence[str]) -> Iterator[str]:
+    """The keys among these that have another value than the default."""
+    for path in paths:
+        name, *middle, key = path.split(".")
+        table: Table = config.references[middle[0]] if middle else getattr(config, name)
+        if getattr(table, key) != type(table).model_fields[key].default:
+            yield path
+
+
+def _precision(config: "Config") -> Iterator[Problem]:
+    """Whether PyTorch knows devices and dtypes; whether a device exists is seen when a model is loaded."""
+    teachers = {f"references.{name}": one for name, one in config.references.items() if one.kind == "client"}
+    given = {where: one for where, one in {"model": config.model, **teachers}.items() if one.device or one.dtype}
+    if not given or config.backend.kind != "local" or find_spec("torch") is None:
         return
     import torch
 
-    if model.device is not None:
+    for where, table in given.items():
         try:
-            torch.device(model.device)
+            torch.device(table.device or "cpu")
         except RuntimeError:
-            hint = nearest(model.device, ("cpu", "cuda", "cuda:0", "mps", "xpu"), quoted=True)
-            found = shown(model.device)
-            yield Problem(
-                "model.device", f'found {found}; expected a device of PyTorch, such as "cpu" or "cuda:0"{hint}'
-            )
-    dtype = getattr(torch, model.dtype or "float32", None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        hint = nearest(model.dtype, ("float32", "float16", "bfloat16", "float64"), quoted=True)
-        expected = '"float32", "bfloat16" or another floating dtype of PyTorch'
-        yield Problem("model.dtype", f"found {shown(model.dtype)}; expected {expected}{hint}")
+            hint = nearest(table.device, ("cpu", "cuda", "cuda:0", "mps", "xpu"), quoted=True)
+            expected = 'a device of PyTorch, such as "cpu" or "cuda:0"'
+            yield Problem(f"{where}.device", f"found {shown(table.device)}; expected {expected}{hint}")
+        dtype = getattr(torch, table.dtype or "float32", None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            hint = nearest(table.dtype, ("float32", "float16", "bfloat16", "float64"), quoted=True)
+            expected = '"float32", "bfloat16" or another floating dtype of PyTorch'
+            yield Problem(f"{where}.dtype", f"found {shown(table.dtype)}; expected {expected}{hint}")
 
 
 def _names(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
@@ -252,6 +298,7 @@ def _names(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
         name = table.name or ""
         if name.isdigit() or "." in name or "=" in name or not name.isprintable():
             message = f"found {shown(name)}; expected a printable name, no dot or equals sign, and not digits alone"
+            message += ": --set finds terms by name"
             yield Problem(f"term.{label_of(terms, index)}.name", message)
         elif _name(table) == "loss":
             message = 'found "loss", which is what metrics call the total; expected another name'
@@ -294,6 +341,8 @@ def _libraries(config: "Config", terms: Sequence[Any]) -> Iterator[Problem]:
     wanted = {"backend.kind": config.backend.kind}
     runners = {f"term.{label_of(terms, index)}.runs": one.runs for index, one in enumerate(config.term)}
     wanted |= {where: runs for where, runs in runners.items() if runs in _NEEDS}
+    bits = {"model.quantize": config.model.quantize, "train.optimizer": config.train.optimizer}
+    wanted |= {where: one for where, one in bits.items() if one in _NEEDS and config.backend.kind == "local"}
     files = {"data.path": config.data.paths, "data.eval_path": [config.data.eval_path or ""]}
     wanted |= {where: found for where, paths in files.items() for one in paths if (found := package_for(one))}
     sinks = {name: getattr(config.sinks, name) for name in type(config.sinks).model_fields}

@@ -1,4 +1,4 @@
-"""Keys that people know from other programs, and what a config calls them."""
+"""Keys that people know from other programs and from the library, and what a config calls them."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,13 +10,22 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "model.rank": ("lora_r", "lora_rank", "r"),
     "model.alpha": ("lora_alpha",),
     "model.target_modules": ("lora_target", "lora_target_modules"),
+    "model.rslora": ("use_rslora",),
+    "model.quantize": ("load_in_4bit", "load_in_8bit", "quantization", "quantization_bit"),
+    "model.attention": ("attn_implementation", "flash_attention", "use_flash_attention_2"),
+    "model.compile": ("torch_compile",),
+    "model.checkpointing": ("activation_checkpointing", "gradient_checkpointing"),
     "model.dtype": ("bf16", "fp16", "precision", "torch_dtype"),
     "data.path": ("data_path", "dataset", "dataset_path", "train_data", "train_file", "train_files"),
     "data.eval_path": ("eval_dataset", "eval_file", "val_data", "val_file", "validation_file"),
+    "data.group_by_length": ("bucketing", "length_bucketing", "length_grouped"),
     "data.max_length": ("cutoff_len", "max_len", "max_seq_len", "max_seq_length", "seq_len", "sequence_len"),
     "train.steps": ("max_iters", "max_steps", "num_steps", "num_train_steps", "total_steps"),
     "train.epochs": ("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"),
     "train.batch_size": ("per_device_train_batch_size", "train_batch_size"),
+    "train.loss, which is the base loss": ("term.base",),
+    "train.packing": ("padding_free", "sample_packing"),
+    "train.optimizer": ("optim",),
     "train.learning_rate": ("lr",),
     "train.beta1": ("adam_beta1",),
     "train.beta2": ("adam_beta2",),
@@ -39,7 +48,7 @@ _NAMES: Final = {known: ours for ours, others in _KEYS.items() for known in othe
 
 
 def instead_of(key: str) -> str | None:
-    """What a config has for a key of another program; None if that is unknown.
+    """What a config has for a key of another program, or for `table.key` of the library; None if that is unknown.
 
     >>> instead_of("lr"), instead_of("num_epochs"), instead_of("learning_rte")
     ('train.learning_rate', 'train.epochs', None)

@@ -88,7 +88,7 @@ def _message(entry: Any, schema: Schema, node: Schema, path: KeyPath, rest: Sequ
 def _unknown(schema: Schema, node: Schema, path: KeyPath, key: str, given: Any) -> str:
     """An unknown key: the nearest known one, or the table that it is a key of."""
     known = list(node.get("properties", {}))
-    ours = instead_of(key)
+    ours = instead_of(f"{path[0]}.{key}" if path else key) or instead_of(key)
     if not path:
         hint = f"; use {ours}" if ours else nearest(key, known)
         return f"no such table{hint} (there are {joined(known, 'and')})"

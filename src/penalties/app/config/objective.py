@@ -13,6 +13,7 @@ from ...training import adapters
 from ...training.losses import BY_NAME
 from ...training.objective import objective_of
 from ...training.packing import LOGITS
+from ...training.separable import Separation
 from ..problems import Problem, joined, nearest, shown, toml_value
 from .messages import label_of
 from .options import inputs_of, wrong_value
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
     from .tables import TermTable
 
 __all__ = ["BY_RULE", "INPUTS", "LOCAL_BY_RULE", "LOCAL_INPUTS", "LOSSES", "NONE"]
-__all__ += ["arguments", "base_term", "is_path", "loss_problems", "needs_reference", "path_problem", "term_problems"]
+__all__ += [
+    "arguments",
+    "base_term",
+    "estimates",
+    "is_path",
+    "loss_problems",
+    "needs_reference",
+    "path_problem",
+    "separation",
+    "term_problems",
+]
 
 INPUTS: Final[Mapping[str, str]] = {
     "logprobs": "log-probabilities of the targets, one tensor per datum",
@@ -51,6 +62,7 @@ BY_RULE: Final[Mapping[str, str]] = {
 
 LOCAL_BY_RULE: Final[Mapping[str, str]] = {
     "<reference>.logits": "logits of a reference of kind initial or client, over all tokens",
+    "flat_<reference>.logits": "the same, one sequence after the other",
     "flat_logits": "logits, one sequence after the other",
     "flat_hidden.<layer>": "hidden states, one sequence after the other",
 }
@@ -192,10 +204,15 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
             yield from _estimates(f"{where}.fn", table, term, config)
 
 
+def estimates(fn: str) -> str | None:
+    """Which sum over all tokens a built-in term estimates from one at each position; None for any other."""
+    facts = facts_of(BUILT_IN.get(fn))
+    return _ESTIMATING.get(fn) if facts is None else facts.estimates
+
+
 def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> Iterator[Problem]:
     """An estimator over tokens of a data set, of which it says nothing: it is for tokens that the model sampled."""
-    facts = facts_of(BUILT_IN.get(table.fn))
-    what = _ESTIMATING.get(table.fn) if facts is None else facts.estimates
+    what = estimates(table.fn)
     if (
         what is None
         or config.data.sampled
@@ -213,6 +230,15 @@ def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> 
         f"found {shown(table.fn)}, which is for tokens that the model itself sampled, and a data set has others; "
         f"{fix}; or set data.sampled = true if the model sampled them",
     )
+
+
+def separation(config: "Config") -> Separation:
+    """How the objective of a config without problems follows from parts of a batch."""
+    given = dict.fromkeys(config.references, True)
+    candidates = 2 if config.train.loss == _CANDIDATES else None
+    local = config.backend.kind == "local"
+    pipeline = config.pipeline()
+    return objective_of(config.base, pipeline, given, None, candidates=candidates, local=local).separation
 
 
 _ANY: Final = Term("l1", inputs="logprobs")

@@ -39,20 +39,36 @@ _Whole: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class ModelTable(Table):
-    """The model, which is trained through an adapter (LoRA)."""
+    """The model, and what of it is trained: an adapter (LoRA), or its own weights."""
 
     name: _Text = "tiny"
     """`"tiny"`, a small random model that reads bytes; or a name on the Hugging Face hub, or a folder (`./…`, `/…`)."""
+    adapter: Literal["lora", "none"] = "lora"
+    """What is trained: an adapter beside frozen weights, or with `"none"` the weights themselves. Local backend."""
     rank: _Count = 8
     """The rank of the adapter's matrices: a higher rank has more weights to train."""
     alpha: _Count = 32
     """The scale of the adapter, which is divided by the rank. Local backend."""
     target_modules: _Text | list[_Text] = "all-linear"
     """The layers that get an adapter, by name; by default every linear layer. Local backend."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The probability that an input of the adapter is dropped in training. Local backend."""
+    rslora: bool = False
+    """Whether `alpha` is divided by the root of the rank instead (rsLoRA). Local backend."""
+    modules_to_save: list[_Text] = Field(default=[])
+    """Modules that are trained whole, beside the adapter, by name, such as `["lm_head"]`. Local backend."""
     device: _Text | None = None
     """The device of the model, such as `"cpu"` or `"cuda:0"`; by default a GPU if there is one. Local backend."""
     dtype: _Text | None = None
-    """The precision of the model, such as `"bfloat16"`; by default that of its files. Local backend."""
+    """The precision, such as `"bfloat16"`; by default that of the files, or float32 without adapter. Local backend."""
+    quantize: Literal["4bit", "8bit"] | None = None
+    """Bits of a frozen weight, which save memory (bitsandbytes; with 4, QLoRA); by default all. Local backend."""
+    attention: _Text | None = None
+    """How transformers computes attention: `"sdpa"`, `"eager"`, `"flash_attention_2"` or another. Local backend."""
+    compile: bool | _Text = False
+    """Whether torch.compile compiles the model, or by which of its backends. Local backend."""
+    checkpointing: bool = False
+    """Whether activations are computed again in the backward, not kept: less memory, more time. Local backend."""
 
 
 def _reduction(server: str) -> str:
@@ -93,6 +109,8 @@ class DataTable(Table):
     """What to do about a line that cannot be used: stop before training, or leave it out."""
     shuffle: bool = True
     """Whether each pass through the file has a new order, drawn with `train.seed`; otherwise the order of the file."""
+    group_by_length: bool = False
+    """Whether a batch has lines of similar lengths, so that little is padding; batches come in random order."""
     max_length: Annotated[int, Field(ge=2)] | None = None
     """The maximum number of tokens of an example; longer ones are cut at the end."""
     mask_prompt: bool = True
@@ -116,7 +134,9 @@ class TrainTable(Table):
     batch_size: _Count = 8
     """The number of lines per step."""
     micro_batch_tokens: _Count | Literal["auto"] | None = None
-    """The most tokens through the model at once, or `"auto"`: less memory, but a second forward. Local backend."""
+    """The most tokens through the model at once, or `"auto"`; some terms need a second forward. Local backend."""
+    packing: bool = False
+    """Whether several lines share a row of the model's input, unseen by one another: less padding. Local backend."""
     shard: bool = False
     """Whether several processes share the frozen weights instead of a copy each. Local backend."""
     loss: _Text = "cross_entropy"
@@ -125,6 +145,8 @@ class TrainTable(Table):
     """Options of the base loss, such as `{ beta = 0.1 }`."""
     reduction: Literal["mean", "sum"] = "mean"
     """Whether cross_entropy and importance_sampling are means or sums over the learned tokens of a batch."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """AdamW, or with its moments in 8 bits, which save memory (bitsandbytes). Local backend."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The learning rate of AdamW: about how far a step moves each weight."""
     schedule: ScheduleTable | None = None
@@ -208,6 +230,10 @@ class ClientTable(Table):
     """The seed of the model's weights if they are random, like those of `"tiny"`."""
     cache: bool = True
     """Whether each example is evaluated once, rather than at every step."""
+    device: _Text | None = None
+    """The device of this model; by default `model.device`. Local backend."""
+    dtype: _Text | None = None
+    """The precision of this model; by default `model.dtype`. Local backend."""
 
 
 class PerturbedTable(Table):
@@ -277,6 +303,8 @@ class TermTable(Table):
     """Rows computed at a time, to save memory; all of them by default."""
     scope: Literal["mean", "sum", "step"] | None = None
     """How trainers that split a step add it up; by default what its inputs and its reduction say."""
+    separable: bool | Literal["tokens", "sequences"] | None = None
+    """Whether your own function is a sum or mean over rows, so that parts of a batch go through the model once."""
     compile: bool | _Text = False
     """Whether torch.compile makes a graph of it, or by which of its backends."""
     schedule: ScheduleTable | None = None

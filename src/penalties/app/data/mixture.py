@@ -46,13 +46,13 @@ class Mixture:
             whole = self._index(None, number, int(self._starts[-1]))
             file = int(np.searchsorted(self._starts, whole, side="right")) - 1
             return Pick(file, whole - int(self._starts[file]))
-        at, place = divmod(number, _BLOCK)
+        at, offset = divmod(number, _BLOCK)
         while len(self._counts) <= at:
             drawn = self._files(len(self._counts) - 1)
             self._counts.append(self._counts[-1] + np.bincount(drawn, minlength=len(self._sizes)))
         files = self._files(at)
-        file = int(files[place])
-        before = int(self._counts[at][file]) + int((files[:place] == file).sum())
+        file = int(files[offset])
+        before = int(self._counts[at][file]) + int((files[:offset] == file).sum())
         return Pick(file, self._index(file, before, self._sizes[file]))
 
     def _files(self, block: int) -> np.ndarray[Any, Any]:

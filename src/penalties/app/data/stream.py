@@ -9,6 +9,7 @@ from ...training.types import Datum
 from ..problems import DataError, Problem
 from .encoding import Encoder
 from .examples import Chat, Example, Prompt, Text
+from .grouping import Grouping
 from .mixture import Mixture, Pick
 from .sources import Source, open_source
 
@@ -71,6 +72,12 @@ class Stream:
         self.chat: bool = isinstance(self._sources[0].read([0])[0][0], Chat)
         """Whether the first example is a conversation; what the model is asked then is the turn of a user."""
         self._mixture = Mixture(sizes, data.weights, config.train.seed, shuffle=data.shuffle)
+        self._grouping: Grouping | None = None
+        if data.group_by_length:
+            train = config.train
+            self._grouping = Grouping(
+                self._mixture.pick, self._longest, size=train.batch_size, steps=train.steps, seed=train.seed
+            )
 
     def __len__(self) -> int:
         """The number of lines to train on."""
@@ -93,8 +100,13 @@ class Stream:
         return "-".join(source.fingerprint for source in sources)
 
     def batch(self, step: int) -> list[Datum]:
-        """The data of a step, counted from 0: `batch_size` lines, in the order of this pass through the files."""
+        """The data of a step, counted from 0: `batch_size` lines, in the order of this pass through the files.
+
+        With `data.group_by_length` these are lines of similar lengths among those of some steps.
+        """
         size = self._config.train.batch_size
+        if self._grouping is not None:
+            return self._read(self._grouping.batch(step))
         return self._read([self._mixture.pick(number) for number in range(step * size, (step + 1) * size)])
 
     def once(self, steps: int) -> Iterator[list[Datum]]:
@@ -110,11 +122,20 @@ class Stream:
             yield self._read(listed[start : start + size])
 
     def _read(self, picks: Sequence[Pick]) -> list[Datum]:
+        return self._encoder.batch(self._examples(picks))
+
+    def _examples(self, picks: Sequence[Pick]) -> list[Example]:
         # One read per file.
         found: dict[int, Iterator[Example]] = {}
         for file in dict.fromkeys(pick.file for pick in picks):
             found[file] = iter(self._sources[file].read([pick.row for pick in picks if pick.file == file]))
-        return self._encoder.batch([next(found[pick.file]) for pick in picks])
+        return [next(found[pick.file]) for pick in picks]
+
+    def _longest(self, picks: Sequence[Pick]) -> list[int]:
+        """How many tokens the longest text of each example has."""
+        room = self._config.data.max_length
+        found = [max(self._encoder.lengths(example)) for example in self._examples(picks)]
+        return found if room is None else [min(one, room) for one in found]
 
     def eval_batches(self) -> Iterator[list[Datum]]:
         """The held-out data, in the order of their file; the last batch may be smaller."""

@@ -6,11 +6,15 @@ from typing import Any, Final, cast
 
 __all__ = ["differences"]
 
-# What may change when a run is resumed: its length, where terms run, what goes through the model at once, and what is
-# written, measured and checked, not what is trained. Data are compared by their contents.
+# What may change when a run is resumed: its length, where terms run, how the model computes and what goes through it at
+# once, and what is written, measured and checked, not what is trained. Data are compared by their contents.
 _FREE: Final = (
+    "model.attention",
+    "model.compile",
+    "model.checkpointing",
     "train.steps",
     "train.micro_batch_tokens",
+    "train.packing",
     "train.shard",
     "train.checkpoint_every",
     "train.keep",
@@ -33,8 +37,9 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     >>> differences({"train": {"steps": 3, "seed": 0}}, {"train": {"steps": 9, "seed": 1}})
     ['train.seed was 0 and is 1']
     """
-    # A schedule without its own steps lasts as long as the run.
-    free = [key for key in _FREE if key != "train.steps" or not _depends(after)]
+    # A schedule without its own steps lasts as long as the run, and the last lines are grouped with what remains.
+    grouped = dict(after.get("data") or {}).get("group_by_length", False)
+    free = [key for key in _FREE if key != "train.steps" or not (grouped or _depends(after))]
     return [
         f"{path} was {old} and is {new}"
         for path, old, new in _changes("", before, after)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..config.tables import ClientTable
 
-__all__ = ["Backend", "Local", "Tinker", "connect", "without_bars"]
+__all__ = ["Backend", "Local", "Tinker", "connect", "needs_copy", "without_bars"]
 
 _GOODBYE: Final = 10.0
 """Seconds that a server may take to close the session."""
@@ -94,26 +94,42 @@ def connect(config: "Config", checkpoint: str | None = None) -> Backend:
     return (Local if config.backend.kind == "local" else Tinker)(config, checkpoint)
 
 
+def needs_copy(config: "Config") -> bool:
+    """Whether a copy of the weights is kept: references compare with them, and training changes them."""
+    return config.model.adapter == "none" and any(one.kind == "initial" for one in config.references.values())
+
+
 class Local:
     """A model in this process."""
 
     def __init__(self, config: "Config", checkpoint: str | None = None) -> None:
         """Load the model."""
-        model = config.model
+        model, train = config.model, config.train
         self._options: dict[str, Any] = {
             "device": model.device,
             "dtype": model.dtype,
-            "micro_batch_tokens": config.train.micro_batch_tokens,
-            "shard": config.train.shard,
+            "micro_batch_tokens": train.micro_batch_tokens,
+            "shard": train.shard,
         }
         self._others: list[Any] = []
         with without_bars():
             self.client: Any = _client(
                 model.name,
+                adapter=model.adapter,
                 rank=model.rank,
                 alpha=model.alpha,
                 target_modules=model.target_modules,
-                seed=config.train.seed,
+                packing=train.packing,
+                lora_dropout=model.lora_dropout,
+                rslora=model.rslora,
+                modules_to_save=model.modules_to_save,
+                keep_initial=needs_copy(config),
+                quantize=model.quantize,
+                attention=model.attention,
+                compile=model.compile,
+                checkpointing=model.checkpointing,
+                optimizer=train.optimizer,
+                seed=train.seed,
                 **self._options,
             )
             self.tokenizer: Any = self.client.tokenizer
@@ -140,8 +156,9 @@ class Local:
 
     def another(self, table: "ClientTable") -> Any:
         """A second model in this process."""
+        own = {key: value for key in ("device", "dtype") if (value := getattr(table, key)) is not None}
         with without_bars():
-            client = _client(table.model, seed=table.seed, **self._options)
+            client = _client(table.model, seed=table.seed, **{**self._options, **own})
             self._others.append(client)
             # A model in a folder may have no tokenizer.
             with contextlib.suppress(OSError, ValueError):

@@ -65,8 +65,6 @@ class TermFailed(PenaltiesError):
         else:
             where = f"in the evaluation after step {step}" if step else "in the evaluation before step 1"
         first, *others = str(error).splitlines()
-        if self.term is not None and not first.startswith(f"{self.term}: "):
-            first = f"{self.term}: {first}"
         super().__init__(f"{where}: {first}{' …' if others else ''}")
 
 
@@ -308,7 +306,7 @@ def _described(plain: LossOutput) -> dict[str, Any]:
         "durations": {term.name: term.duration for term in plain.all if term.duration is not None},
         # Without the name of the term.
         "errors": {
-            term.name: term.error.message if isinstance(term.error, TermError) else said(term.error)
+            term.name: term.error.message if isinstance(term.error, TermError | NonFiniteError) else said(term.error)
             for term in plain.all
             if term.error is not None
         },

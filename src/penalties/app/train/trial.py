@@ -1,10 +1,12 @@
 """A trial of a config: its objective once, on one real batch, so that what fails is known before a run."""
 
 import contextlib
+import math
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...errors import NonFiniteError, PenaltiesError, TermError, said
+from ...execution.executor import Executor
 from ...pipeline import Pipeline
 from ...pipeline.output import BASE, LossOutput
 from ...training.custom_loss import forward_backward_custom
@@ -12,7 +14,7 @@ from ...training.local.model import TINY
 from ..data import Stream
 from ..problems import DataError, Problem
 from .best import Best, NoMetric
-from .clients import connect
+from .clients import Backend, connect
 from .evaluation import averaged, every_term, measured
 from .execution import executing
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Trial", "is_here", "tried"]
 
+_ROUNDING: Final = 1e-3
 _WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -67,6 +70,7 @@ def tried(config: "Config") -> Trial:
                 server=backend.server,
             )
             output = passed.result().custom_loss.read()
+            parted = _in_parts(config, backend, executor, data)
         except DataError as error:
             return Trial(None, [Problem(f"{error.source}: {one.where}", one.message) for one in error.problems], [])
         except (PenaltiesError, OSError, RuntimeError) as error:
@@ -76,11 +80,42 @@ def tried(config: "Config") -> Trial:
     found = {
         term.name: Problem(f"term.{term.name}", f"fails on the first batch: {_message(term.error)}") for term in failed
     }
+    wrong = [_not_separable(name, value, output[name].value) for name, value in parted.items()]
     return Trial(
         output.to_dict(),
-        [*(one for name, one in found.items() if name not in may), *([] if found else _best(config, output))],
+        [
+            *(one for name, one in found.items() if name not in may),
+            *(one for one in wrong if one is not None),
+            *([] if found else _best(config, output)),
+        ],
         [one for name, one in found.items() if name in may],
     )
+
+
+def _in_parts(config: "Config", backend: Backend, executor: Executor, data: list[Any]) -> dict[str, float]:
+    """Terms that say they are separable, in parts of the batch as training has them."""
+    terms = [term for term in every_term(config.pipeline()) if term.enabled and term.separable]
+    if not terms:
+        return {}
+    passed = forward_backward_custom(
+        backend.client,
+        data,
+        None,
+        regularizers=terms,
+        references=config.providers(backend.another),
+        executor=executor,
+        step=0,
+        server=backend.server,
+    )
+    return {term.name: term.value for term in passed.result().custom_loss.read().all}
+
+
+def _not_separable(name: str, parts: float, whole: float | None) -> Problem | None:
+    """The problem with a term whose value over parts of a batch is another than over the whole."""
+    if whole is None or math.isclose(parts, whole, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+        return None
+    message = f"is {whole:.6g} over the first batch, but {parts:.6g} in parts of it; expected a sum or mean over rows"
+    return Problem(f"term.{name}.separable", f"{message}: remove separable, or say over what: tokens or sequences")
 
 
 def _best(config: "Config", output: LossOutput) -> list[Problem]:
@@ -102,7 +137,7 @@ def _where(error: Exception) -> str:
 def _message(error: Any) -> str:
     text = (
         error.message
-        if isinstance(error, TermError)
+        if isinstance(error, TermError | NonFiniteError)
         else str(error)
         if isinstance(error, PenaltiesError)
         else said(error)

@@ -2,7 +2,7 @@
 
 model/
 ├── adapter_config.json, adapter_model.safetensors     the adapter; or
-├── config.json, model.safetensors                     the whole model, with the adapter merged into its weights
+├── config.json, model.safetensors                     the whole model, with any adapter merged into its weights
 ├── generation_config.json
 └── tokenizer.json, tokenizer_config.json              and whatever else the tokenizer has
 """
@@ -13,7 +13,7 @@ import secrets
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...files import check_plain, read_plain, sync
 from ...training.local.model import TINY, end_tokens
@@ -30,13 +30,13 @@ _ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors")
 def export(trained: Trained, to: str | Path, *, merged: bool = False) -> None:
     """Write the adapter, or with `merged` the whole model, to a folder that is new or empty.
 
-    The folder appears when everything in it is on the disk.
+    Where there is no adapter, it is always the whole model. The folder appears when everything in it is on the disk.
     """
     target = Path(to)
     _check(trained, merged=merged)
     with _made(target) as part, without_bars():
-        if merged:
-            _write_merged(trained, part)
+        if merged or trained.whole:
+            _write_model(trained, part)
         else:
             _write_adapter(trained, part)
 
@@ -49,7 +49,7 @@ def _check(trained: Trained, *, merged: bool) -> None:
             f"program, such as `tinker checkpoint download {checkpoint.client}`",
             2,
         )
-    if trained.config.model.name == TINY and not merged:
+    if trained.config.model.name == TINY and not merged and not trained.whole:
         raise RunError(
             f'{folder} trained the built-in model, "{TINY}", which other programs do not have; export the whole model '
             "with --merged",
@@ -101,23 +101,46 @@ def _write_adapter(trained: Trained, part: Path) -> None:
     except OSError:
         # Not every model has a file of its own for it.
         generation = transformers.GenerationConfig.from_model_config(transformers.AutoConfig.from_pretrained(base))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer = _tokenizer(trained)
     _end_as_learned(generation, tokenizer, trained)
     generation.save_pretrained(str(part))
     tokenizer.save_pretrained(str(part))
 
 
-def _write_merged(trained: Trained, part: Path) -> None:
+def _tokenizer(trained: Trained) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    return transformers.AutoTokenizer.from_pretrained(trained.config.model.name)
+
+
+def _write_model(trained: Trained, part: Path) -> None:
+    if trained.config.model.quantize is not None:
+        _write(_merged(trained, _unquantized(trained)), _tokenizer(trained), trained, part)
+        return
     with trained.opened() as backend:
-        client = backend.client
-        try:
-            model = client.model.merge_and_unload(safe_merge=True)
-        except ValueError as error:
-            raise RunError(f"{trained.run.folder}: the adapter cannot be merged: {error}") from error
-        _end_as_learned(model.generation_config, client.tokenizer, trained)
-        # With its generation config.
-        model.save_pretrained(str(part))
-        client.tokenizer.save_pretrained(str(part))
+        model = backend.client.model
+        _write(model if trained.whole else _merged(trained, model), backend.tokenizer, trained, part)
+
+
+def _unquantized(trained: Trained) -> Any:
+    """The adapter on weights as they are in the files: merged into rounded ones, it would be rounded too."""
+    peft, transformers = (cast("Any", importlib.import_module(name)) for name in ("peft", "transformers"))
+    name, dtype = trained.config.model.name, trained.config.model.dtype or "auto"
+    base = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    return peft.PeftModel.from_pretrained(base, trained.checkpoint.client)
+
+
+def _merged(trained: Trained, model: Any) -> Any:
+    try:
+        return model.merge_and_unload(safe_merge=True)
+    except ValueError as error:
+        raise RunError(f"{trained.run.folder}: the adapter cannot be merged: {error}") from error
+
+
+def _write(model: Any, tokenizer: Any, trained: Trained, part: Path) -> None:
+    _end_as_learned(model.generation_config, tokenizer, trained)
+    # With its generation config.
+    model.save_pretrained(str(part))
+    tokenizer.save_pretrained(str(part))
 
 
 def _end_as_learned(generation: Any, tokenizer: Any, trained: Trained) -> None:

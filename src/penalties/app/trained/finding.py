@@ -38,8 +38,13 @@ class Trained:
         return bool(self.checkpoint.notes.get("chat"))
 
     @property
-    def adapter(self) -> str:
-        """Where the trained weights are: a folder in peft's format, or the name that a server has for them."""
+    def whole(self) -> bool:
+        """Whether the weights of the model itself were trained, rather than an adapter."""
+        return self.config.model.adapter == "none"
+
+    @property
+    def weights(self) -> str:
+        """Where the trained weights are: a folder, for an adapter in peft's format, or the name that a server has."""
         if self.remote:
             return self.checkpoint.client
         # As the folder of the run was given, which is shorter than an absolute path.

@@ -103,7 +103,7 @@ def values_and_gradients(
     half = builtins.any(leaf.dtype == jax.numpy.float16 for leaf in leaves)
 
     def pull(index: int, scale: float) -> list["Array"]:
-        upstream = [jax.numpy.full_like(value, scale * (place == index)) for place, value in enumerate(values)]
+        upstream = [jax.numpy.full_like(value, scale * (other == index)) for other, value in enumerate(values)]
         (gradients,) = pull_back(upstream)
         return [(g.astype("float32") if g.dtype == jax.numpy.float16 else g) / scale for g in gradients]
 

@@ -28,7 +28,7 @@ class Connected:
         self.number = number
         self.pid = pid
         self._connection = connection
-        # Not from 0: bytes that are no answer must not look like one.
+        # Not from 0: arbitrary bytes must not look like an answer.
         self._first: int = int.from_bytes(os.urandom(6)) + 1
         self._task: int = self._first
         self._received = b""

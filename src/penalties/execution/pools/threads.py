@@ -163,9 +163,9 @@ class RunningThread:
 
     def result(self) -> Evaluation:
         """Wait until it is done or late."""
-        patience = self.timeout + self.pool.grace
-        while not self.done.wait(patience):
-            patience = self._patience()
+        # From when it began, which may be long ago: others were waited for before.
+        while not self.done.wait(self._patience()):
+            pass
         if self.cancelled or self.started is None or self.finished is None:
             raise TermError(self.name, "was cancelled")
         took = self.finished - self.started

@@ -100,7 +100,7 @@ class Penalty:
         return out.total * returned
 
     def _factors(self, x: Any, array: Any) -> tuple[float, float]:
-        """What the function's value is multiplied by to be that of the term, and to be what Keras is given."""
+        """Factors from the function's value to that of the term, and to what is returned to Keras."""
         return 1.0, 1.0
 
     def _trains(self) -> Any:

@@ -270,7 +270,7 @@ class LossOutput:
         for term in plain.all:
             for what, number in (("value", term.value), ("weight", term.weight), ("gradient norm", term.grad_norm)):
                 if number is not None and not math.isfinite(number):
-                    raise NonFiniteError.of(number, f"{term.name}: the {what} is {number:g}")
+                    raise NonFiniteError.of(number, f"the {what} is {number:g}", term.name)
         if not math.isfinite(plain.total):
             message = f"the total is {plain.total:g}, though every term is finite: the sum overflows"
             raise NonFiniteError.of(plain.total, message)

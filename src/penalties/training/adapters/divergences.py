@@ -7,6 +7,7 @@ from ...arrays import ArrayTree
 from ...functional.options import check_choice, check_flag
 from ...functional.penalty import strict_options
 from ...functional.reduction import reduce
+from ..shares import shared
 from .packing import REDUCTIONS, Columns, Metrics, columns_of, extremes, reject
 
 __all__ = ["consistency", "entropy", "kl"]
@@ -21,6 +22,7 @@ _CANDIDATES: Final = (
 )
 
 
+@shared("mean", metrics={"entropy": "mean", "entropy_max": "max", "entropy_min": "min"})
 @strict_options
 def entropy(
     logprobs: ArrayTree,
@@ -65,6 +67,7 @@ def entropy(
     return value if mode == "penalty" else -value, extremes(ops, values, mask, "entropy")
 
 
+@shared("mean", metrics={"kl": "mean", "kl_max": "max", "kl_min": "min"})
 @strict_options
 def kl(
     logprobs: ArrayTree,
@@ -115,6 +118,11 @@ def kl(
     return reduce(ops, values, reduction, mask), extremes(ops, values, mask, "kl")
 
 
+@shared(
+    "mean",
+    metrics={"consistency": "mean", "consistency_max": "max", "consistency_min": "min"},
+    coupled={"metric": ("cosine",)},
+)
 @strict_options
 def consistency(
     logprobs: ArrayTree,

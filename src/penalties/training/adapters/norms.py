@@ -8,11 +8,13 @@ from ...backends import Backend
 from ...functional.options import check_choice
 from ...functional.penalty import strict_options
 from ...functional.reduction import reduce
+from ..shares import shared
 from .packing import REDUCTIONS, Metrics, columns_of
 
 __all__ = ["elastic_net", "l1", "l2"]
 
 
+@shared("sum", metrics={"l1_raw": "sum", "l1_mean": "mean"})
 @strict_options
 def l1(
     logprobs: ArrayTree,
@@ -38,6 +40,7 @@ def l1(
     }
 
 
+@shared("sum", metrics={"l2_raw": "sum", "l2_mean": "mean", "center": "same"}, coupled={"center": ("mean",)})
 @strict_options
 def l2(
     logprobs: ArrayTree,
@@ -75,6 +78,7 @@ def l2(
     return reduce(ops, values, reduction, mask), metrics
 
 
+@shared("sum", metrics={"l1_component": "value", "l2_component": "value", "l1_ratio": "same"})
 @strict_options
 def elastic_net(
     logprobs: ArrayTree,

@@ -9,12 +9,13 @@ import numpy as np
 
 from ...errors import InputError
 from ..reading import targets_of, tokens_of
+from .layout import Layout, Packing, laid_out
 from .model import LocalModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Batch", "Row", "batches", "check_tokens", "rows_of"]
+__all__ = ["Batch", "Row", "batches", "check_tokens", "cut", "rows_of"]
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[int, Any, tuple[int, ...]], Mapping[str, Array]]
@@ -30,25 +31,44 @@ class Row:
 
 
 class Batch:
-    """Rows as arrays: B sequences padded to S tokens, with a total of T real positions, and K targets per position."""
+    """Data as arrays: B rows of S tokens, with a total of T real positions, and K targets per position.
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    A datum is a row, padded, unless several share one by `packing`.
+    """
+
+    def __init__(self, rows: Sequence[Row], packing: Packing = None) -> None:
         """Pad and pack the rows."""
         self.shapes: list[tuple[int, ...]] = [row.targets.shape for row in rows]
         self.lengths: list[int] = [len(row.tokens) for row in rows]
-        longest = max(self.lengths)
+        layout = laid_out(self.lengths, packing)
         # Padding can be any token: in a causal model no position attends to later ones.
-        self.tokens: Array = np.zeros((len(rows), longest), np.int64)
-        for line, row in zip(self.tokens, rows, strict=True):
-            line[: len(row.tokens)] = row.tokens
-        self.positions: Array = np.flatnonzero(np.arange(longest) < np.array(self.lengths)[:, None])
-        """(T,): the indices of the real positions among the B·S."""
+        self.tokens: Array = np.zeros((layout.rows, layout.width), np.int64)
+        starts = [row * layout.width + start for row, start in layout.places]
+        for start, row in zip(starts, rows, strict=True):
+            self.tokens.reshape(-1)[start : start + len(row.tokens)] = row.tokens
+        self.positions: Array = np.concatenate(
+            [np.arange(start, start + length) for start, length in zip(starts, self.lengths, strict=True)]
+        )
+        """(T,): the indices of the real positions among the B·S, one datum after the other."""
+        self.position_ids: Array | None = self._counted(layout) if layout.packed else None
+        """(B, S) if data share rows: the position of each token in its own sequence."""
         self.targets: Array = self._packed([row.targets for row in rows])
         """(T, K), padded with zeros for a datum with fewer targets per position."""
         self.arrays: dict[str, Array] = {
             name: self._packed([row.arrays[name] for row in rows]) for name in rows[0].arrays
         }
         """(T, K) each, padded in the same way."""
+
+    def _counted(self, layout: Layout) -> Array:
+        """Positions that start again with each sequence, and with the padding behind the last."""
+        ends = np.zeros(layout.rows, np.int64)
+        counted = np.zeros((layout.rows, layout.width), np.int64)
+        for (row, start), length in zip(layout.places, self.lengths, strict=True):
+            counted[row, start : start + length] = np.arange(length)
+            ends[row] = max(ends[row], start + length)
+        for line, end in zip(counted, ends, strict=True):
+            line[end:] = np.arange(layout.width - end)
+        return counted
 
     @cached_property
     def _even(self) -> bool:
@@ -89,21 +109,36 @@ class Batch:
         ]
 
 
-def batches(rows: Sequence[Row], size: int | None, tokens: int | None = None) -> list[Batch]:
+def batches(rows: Sequence[Row], size: int | None, tokens: int | None = None, packing: Packing = None) -> list[Batch]:
     """The rows, in order, in batches of at most `size` rows and `tokens` tokens, padding included.
 
     A row that is longer than that is a batch by itself.
     """
+    return [Batch(part, packing) for part in cut(rows, size, tokens, packing=packing)]
+
+
+def cut(
+    rows: Sequence[Row], size: int | None, tokens: int | None, *, together: int = 1, packing: Packing = None
+) -> list[Sequence[Row]]:
+    """The rows of these batches, where each run of so many rows `together` stays in one."""
     parts: list[list[Row]] = []
-    longest = 0
-    for row in rows:
-        longest = max(longest, len(row.tokens))
-        full = not parts or len(parts[-1]) == size or (tokens is not None and (len(parts[-1]) + 1) * longest > tokens)
-        if full:
+    lengths: list[int] = []
+    for start in range(0, len(rows), together):
+        group = rows[start : start + together]
+        lengths += [len(row.tokens) for row in group]
+        if not parts or (size is not None and len(lengths) > size) or not _fits(lengths, tokens, packing):
             parts.append([])
-            longest = len(row.tokens)
-        parts[-1].append(row)
-    return [Batch(part) for part in parts]
+            lengths = [len(row.tokens) for row in group]
+        parts[-1] += group
+    return list(parts)
+
+
+def _fits(lengths: Sequence[int], tokens: int | None, packing: Packing) -> bool:
+    """Whether sequences of these lengths take at most so many tokens, padding included."""
+    if tokens is None or len(lengths) * max(lengths) <= tokens:
+        return True
+    # No layout has fewer than there are.
+    return packing is not None and sum(lengths) <= tokens and laid_out(lengths, packing).size <= tokens
 
 
 def rows_of(model: LocalModel, data: Any, reader: Reader | None = None) -> list[Row]:

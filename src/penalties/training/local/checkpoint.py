@@ -1,6 +1,7 @@
 """Checkpoints: folders that are written atomically.
 
-The adapter is in peft's own format, so that other programs can load it; beside it is the state needed to resume.
+An adapter is in peft's own format, so that other programs can load it; weights that were trained themselves are by the
+names that the model has for them in memory. Beside them is the state needed to resume.
 """
 
 import glob
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["read", "write"]
 
 _ADAPTER: Final = "adapter_model.safetensors"
+_WEIGHTS: Final = "weights.safetensors"
 _TRAINING: Final = "training.safetensors"
 _ABOUT: Final = "client.json"
 _FORM: Final = 1
+_LONG: Final = ("weights", "layers")
+"""What messages name without its value."""
 
 
 def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", overwrite: bool) -> None:
-    """Write the adapter and the training state to a folder that appears when everything is on disk."""
+    """Write what is trained and the training state to a folder that appears when everything is on disk."""
     safetensors: Any = importlib.import_module("safetensors.torch")
     if folder.exists() and not overwrite:
         raise InputError(f"save_state: {folder} exists; use another name, or overwrite=True")
@@ -36,10 +40,11 @@ def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", ove
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
         part.chmod(0o755)
-        adapter = {_peft_name(name): one.detach() for name, one in model.parameters.items()}
-        for name, tensors in ((_ADAPTER, adapter), (_TRAINING, training)):
+        trained = {_file_name(model, name): one for name, one in model.saved.items()}
+        for name, tensors in ((_file(model), trained), (_TRAINING, training)):
             safetensors.save_file({key: one.detach().cpu().contiguous() for key, one in tensors.items()}, part / name)
-        model.model.peft_config["default"].save_pretrained(str(part))
+        if model.options.lora:
+            model.model.peft_config["default"].save_pretrained(str(part))
         (part / _ABOUT).write_text(json.dumps({"form": _FORM, **_about(model)}, indent=2) + "\n")
         # Some versions of safetensors write files that only their owner can read.
         mode = (part / _ABOUT).stat().st_mode
@@ -79,7 +84,7 @@ def _left_behind(folder: Path, kind: str) -> list[Path]:
 
 
 def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
-    """The adapter's parameters by name, and the training state, checked to belong to this model."""
+    """The trained weights by name, and the training state, checked to belong to this model."""
     safetensors: Any = importlib.import_module("safetensors.torch")
     if not folder.exists():
         folder = next(iter(_left_behind(folder, "old")), folder)
@@ -88,33 +93,44 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
         raise InputError(f"{function}: {folder} {there}; expected a path that save_state returned")
     try:
         about: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
-        adapter, training = (safetensors.load_file(folder / name) for name in (_ADAPTER, _TRAINING))
     except Exception as error:
         raise InputError(f"{function}: {folder} cannot be read: {error}") from error
     own = {"form": _FORM, **_about(model)}
-    different = [key for key in own if key != "model" and about.get(key) != own[key]]
+    different = [key for key in {**own, **about} if key != "model" and about.get(key) != own.get(key)]
     if different:
-        details = [
-            f"{key} ({about.get(key)}, not {own[key]})" if isinstance(own[key], int) else key for key in different
-        ]
+        details = [key if key in _LONG else f"{key} ({about.get(key)}, not {own.get(key)})" for key in different]
         raise InputError(
             f'{function}: {folder} was saved by another model, "{about.get("model")}", not "{own["model"]}": they '
             f"differ in {', '.join(details)}; create the client as it was when it saved"
         )
-    return {name: adapter[_peft_name(name)] for name in model.parameters}, training
+    try:
+        trained, training = (safetensors.load_file(folder / name) for name in (_file(model), _TRAINING))
+    except Exception as error:
+        raise InputError(f"{function}: {folder} cannot be read: {error}") from error
+    return {name: trained[_file_name(model, name)] for name in model.saved}, training
 
 
 def _about(model: LocalModel) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "weights": model.fingerprint,
-        "rank": model.rank,
-        "alpha": model.alpha,
-        "layers": sorted({_peft_name(name).rpartition(".lora_")[0] for name in model.parameters}),
-    }
+    about: dict[str, Any] = {"model": model.name, "weights": model.fingerprint}
+    options = model.options
+    if not options.lora:
+        return about | {"adapter": options.adapter}
+    layers = sorted({_peft_name(name).rpartition(".lora_")[0] for name in model.parameters if ".lora_" in name})
+    about |= {"rank": options.rank, "alpha": options.alpha, "layers": layers}
+    # Those that were not used are left out.
+    more = {"rslora": options.rslora, "modules_to_save": sorted(options.modules_to_save), "quantize": options.quantize}
+    return about | {key: value for key, value in more.items() if value}
+
+
+def _file(model: LocalModel) -> str:
+    return _ADAPTER if model.options.lora else _WEIGHTS
+
+
+def _file_name(model: LocalModel, name: str) -> str:
+    return _peft_name(name) if model.options.lora else name
 
 
 def _peft_name(name: str) -> str:
-    """The name of a parameter in peft's files, which omit the name of the adapter."""
+    """The name of a parameter in peft's files, which omit the name of the adapter and that a module is a copy."""
     before, _, after = name.rpartition(".default")
-    return before + after
+    return (before + after).replace(".modules_to_save.", ".")

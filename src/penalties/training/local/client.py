@@ -1,7 +1,7 @@
-"""A training client in this process: the Tinker protocol on a Hugging Face model with a LoRA adapter."""
+"""A training client in this process: the Tinker protocol on a Hugging Face model, with a LoRA adapter or whole."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -10,7 +10,7 @@ import numpy as np
 
 from ...arrays import Logits
 from ...errors import GradientError, OptionError
-from ...functional.options import check_count, check_flag, is_whole
+from ...functional.options import check_flag
 from ..futures import TrainingFuture
 from ..types import (
     ForwardBackwardOutput,
@@ -20,16 +20,21 @@ from ..types import (
     SaveWeightsResponse,
     TensorData,
 )
-from .batch import Batch, rows_of
+from .batch import Batch, Row, rows_of
 from .checkpoint import read, write
 from .forward import differentiated, on_device, run
-from .graph import Graph, layers_read
+from .graph import Backward, Graph, layers_read
+from .loading import load
 from .losses import Loss, loss_of
-from .model import load
-from .optimizer import NORM, Adam, check_adam
+from .model import LocalModel
+from .modes import Trained
+from .optimizer import NORM, Adam, check_adam, check_optimizer
+from .options import ModelOptions
+from .packing import packing_of
 from .parts import Limits
 from .passes import Kept, Pass, Reads, Recomputed, added, parameter_gradients
 from .sampling import checked_draw, draw
+from .sweep import Sweep
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -45,17 +50,28 @@ class LocalTrainingClient:
 
     `model` is `"tiny"` (a small random model over bytes; nothing is downloaded), a folder, or a name on the Hugging
     Face hub. A LoRA adapter of `rank` is trained on `target_modules`, by default every linear layer of attention and
-    MLP; the weights of the model itself are frozen. Equal seeds make equal clients and equal runs: bit for bit on a
-    CPU, and on a GPU under `torch.use_deterministic_algorithms`; otherwise attention adds up in any order there.
+    MLP, and copies of `modules_to_save` beside it; the weights of the model itself are frozen. With `adapter="none"`
+    they are trained themselves, and `keep_initial` keeps a copy of them for `forward_initial`. Equal seeds make equal
+    clients and equal runs: bit for bit on a CPU, and on a GPU under `torch.use_deterministic_algorithms`; otherwise
+    attention adds up in any order there.
+
+    Dropout, the model's own and `lora_dropout`, is on in passes for a gradient and off in all others.
 
     Methods return futures at once (`.result(timeout)`, or `await`). One thread does the work, in order. Gradients
     accumulate until `optim_step`. Invalid data raise at once, with the index of the datum. Losses are sums, and padding
     never affects a result.
 
-    `device` defaults to a GPU if there is one, `dtype` to that of the model's files. `batch_size` limits how many data
-    go through the model at once, and `micro_batch_tokens` how many tokens, padding included: smaller ones take less
-    memory, and change nothing else. Your own loss over data in several parts costs a second forward. With "auto" parts
-    are halved whenever the GPU's memory runs out; checkpoints remember how far. They go into the folder `checkpoints`.
+    `device` defaults to a GPU if there is one, `dtype` to that of the model's files, or to float32 if the weights
+    themselves are trained. `quantize` rounds frozen weights to "4bit" or "8bit", and `optimizer="adamw8bit"` AdamW's
+    moments, both by bitsandbytes. `checkpointing` keeps the inputs of layers only, and computes the rest again in the
+    backward. `attention` is the `attn_implementation` of transformers; `compile` is for `torch.compile`.
+
+    `batch_size` limits how many data go through the model at once, and `micro_batch_tokens` how many tokens, padding
+    included: smaller ones take less memory, and change nothing else. Your own loss over the whole of data in several
+    parts costs a second forward; a sum or mean over tokens or sequences does not. With "auto" parts are halved whenever
+    the GPU's memory runs out; checkpoints remember how far. They go into the folder `checkpoints`. With `packing`
+    several sequences share a row, so that little is padding, and do not see one another; a model in which they would is
+    an error.
 
     >>> from penalties.training.types import AdamParams, Datum, ModelInput
     >>> with LocalTrainingClient("tiny", seed=1) as client:
@@ -72,36 +88,56 @@ class LocalTrainingClient:
         self,
         model: str | Path = "tiny",
         *,
+        adapter: Literal["lora", "none"] = "lora",
         rank: int = 8,
         alpha: int = 32,
         target_modules: str | Sequence[str] = "all-linear",
+        lora_dropout: float = 0.0,
+        rslora: bool = False,
+        modules_to_save: Sequence[str] = (),
+        keep_initial: bool = False,
+        quantize: Literal["4bit", "8bit"] | None = None,
+        attention: str | None = None,
+        compile: bool | str = False,
+        checkpointing: bool = False,
+        optimizer: Literal["adamw", "adamw8bit"] = "adamw",
         seed: int = 0,
         device: Any = None,
         dtype: Any = None,
         batch_size: int | None = None,
         micro_batch_tokens: int | Literal["auto"] | None = None,
+        packing: bool = False,
         checkpoints: str | Path = "checkpoints",
     ) -> None:
         """Load the model and initialise the adapter, which starts as the identity."""
         owner = type(self).__name__
-        check_count(owner, "rank", rank, 1)
-        check_count(owner, "alpha", alpha, 1)
-        if not is_whole(seed) or not -(2**63) <= seed < 2**63:
-            raise OptionError(owner, "seed", seed, "a 64-bit integer")
         self._limits = Limits(owner, batch_size, micro_batch_tokens)
-        self._model = load(
-            model,
+        check_flag(owner, "packing", packing)
+        check_optimizer(optimizer)
+        options = ModelOptions(
+            adapter=adapter,
             rank=rank,
             alpha=alpha,
             target_modules=target_modules,
+            lora_dropout=lora_dropout,
+            rslora=rslora,
+            modules_to_save=modules_to_save,
+            keep_initial=keep_initial,
+            quantize=quantize,
+            attention=attention,
+            compile=compile,
+            checkpointing=checkpointing,
             seed=seed,
             device=device,
             dtype=dtype,
-            prepare=self._prepare,
         )
+        self._model = load(model, options, self._prepare)
+        self._check_norms(batch_size, micro_batch_tokens)
+        if packing:
+            self._limits.packing = packing_of(self._model)
         import torch
 
-        self._adam = Adam(self._model.parameters)
+        self._adam = Adam(self._model.parameters, optimizer)
         self._generator = torch.Generator().manual_seed(seed)
         if not isinstance(cast("object", checkpoints), str | Path):
             raise OptionError(owner, "checkpoints", checkpoints, "a folder")
@@ -110,6 +146,13 @@ class LocalTrainingClient:
         self._changes = 0
         self._worker = Worker(owner)
 
+    def _check_norms(self, rows: Any, tokens: Any) -> None:
+        """Raise if a batch in parts would be another step than a whole one."""
+        limit = ("micro_batch_tokens", tokens) if rows is None else ("batch_size", rows)
+        if limit[1] is not None and (norms := self._model.trained_norms):
+            why = f"the model has batch normalisation, {norms[0]}, which computes something else for a batch in parts"
+            raise OptionError(type(self).__name__, *limit, f"None: {why}")
+
     # The model.
 
     def _prepare(self, model: Any, device: Any) -> None:
@@ -117,7 +160,7 @@ class LocalTrainingClient:
 
     @property
     def model(self) -> Any:
-        """The peft model; change it only while no operation is running."""
+        """The peft model, or that of transformers without an adapter; change it only while no operation is running."""
         return self._model.model
 
     @property
@@ -185,11 +228,12 @@ class LocalTrainingClient:
 
     def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """The log-probability of every target under the model before any training."""
+        self._model.check_initial("forward_initial")
         parts = self._limits.of(rows_of(self._model, data))
 
         def initial() -> ForwardBackwardOutput:
-            with self.model.disable_adapter():
-                return parts.fit(lambda batches: self._pass(batches, None, backward=False))
+            with self._model.untrained() as model:
+                return parts.fit(lambda batches: self._pass(model, batches, None, backward=False))
 
         return self._worker.submit(initial)
 
@@ -214,25 +258,61 @@ class LocalTrainingClient:
         `penalties.Logits` where the output layer allows it. With `initial` it is a pass of the model before any
         training, of which nothing is kept either.
         """
-        logits, layers = layers_read(self._model, reads)
-        evaluate = evaluate or initial
-        requested, parts = Reads(logits, lazy, layers), self._limits.of(rows_of(self._model, data))
+        rows = rows_of(self._model, data)
+        return self._submit_graph(
+            rows, self._requested(reads, lazy=lazy), None, evaluate=evaluate or initial, initial=initial
+        )
 
-        def passed_by(batches: Sequence[Batch]) -> Pass:
+    def _requested(self, reads: Sequence[str], *, lazy: bool) -> Reads:
+        logits, layers = layers_read(self._model, reads)
+        return Reads(logits, lazy, layers)
+
+    def _submit_graph(
+        self,
+        rows: Sequence[Row],
+        requested: Reads,
+        backward: Backward | None,
+        *,
+        evaluate: bool = False,
+        initial: bool = False,
+    ) -> TrainingFuture[Graph]:
+        if initial:
+            self._model.check_initial("forward_with_graph(initial=True)")
+        parts = self._limits.of(rows)
+
+        def passed_by(model: LocalModel, batches: Sequence[Batch]) -> Pass:
             if len(batches) > 1:
-                return Recomputed(self._model, parts, requested, evaluate=evaluate)
-            return Kept(self._model, parts, requested, batches[0], evaluate=evaluate)
+                return Recomputed(model, parts, requested, evaluate=evaluate)
+            return Kept(model, parts, requested, batches[0], evaluate=evaluate)
 
         def forward() -> Graph:
-            with self.model.disable_adapter() if initial else nullcontext():
-                passed, whole = parts.fit(passed_by), Batch(parts.rows)
+            with self._model.untrained() if initial else self._passing(training=not evaluate) as model:
+                passed, whole = parts.fit(partial(passed_by, model)), Batch(parts.rows)
             found = {"logprobs": passed.packed["logprobs"].detach().cpu().numpy()}
             output = ForwardBackwardOutput(_KIND, _outputs(whole, found))
             check = self._unchanged()
-            backward = partial(self._submit_backward, check)
-            return Graph(whole, passed, output, self._model.parameters, check, backward)
+            pull = partial(self._submit_backward, check) if backward is None else backward
+            return Graph(whole, Trained(model, passed), output, self._model.parameters, check, pull)
 
         return self._worker.submit(forward)
+
+    def sweep(
+        self, data: Sequence[Any], reads: Sequence[str] = (), *, lazy: bool = False, together: int = 1
+    ) -> Sweep | None:
+        """The data in parts for one pass: a graph for each, and the gradients of all accumulated at the end.
+
+        For a loss that is a sum over parts, which then costs no second forward. Each run of so many data `together`
+        stays in one part. None if all data go through the model at once, or if such a run does not.
+        """
+        requested = self._requested(reads, lazy=lazy)
+        parts = self._limits.of(rows_of(self._model, data)).cut(together)
+        if parts is None:
+            return None
+
+        def forward(rows: Sequence[Row], backward: Backward) -> TrainingFuture[Graph]:
+            return self._submit_graph(rows, requested, backward)
+
+        return Sweep(parts, list(self._model.parameters), forward, self._worker.submit, self._accumulate)
 
     async def forward_with_graph_async(
         self,
@@ -252,20 +332,32 @@ class LocalTrainingClient:
         loss = loss_of(function, loss_fn, config)
         # In the caller's thread: it overlaps running work, and errors are raised where they belong.
         parts = self._limits.of(rows_of(self._model, data, loss.read))
-        return self._worker.submit(lambda: parts.fit(lambda batches: self._pass(batches, loss, backward=backward)))
 
-    def _pass(self, parts: Sequence[Batch], loss: Loss | None, *, backward: bool) -> ForwardBackwardOutput:
+        def passed() -> ForwardBackwardOutput:
+            with self._passing(training=backward) as model:
+                return parts.fit(lambda batches: self._pass(model, batches, loss, backward=backward))
+
+        return self._worker.submit(passed)
+
+    @contextmanager
+    def _passing(self, *, training: bool) -> Generator[LocalModel]:
+        with self._model.passing(training=training, generator=self._generator):
+            yield self._model
+
+    def _pass(
+        self, model: LocalModel, parts: Sequence[Batch], loss: Loss | None, *, backward: bool
+    ) -> ForwardBackwardOutput:
         import torch
 
         outputs: list[Mapping[str, TensorData]] = []
-        gradients: list[Tensor | None] = [None] * len(self._model.parameters)
+        gradients: list[Tensor | None] = [None] * len(model.parameters)
         total = 0.0
         for batch in parts:
             # Before the pass: a copy to a GPU waits for everything queued there.
-            arrays = {name: on_device(self._model, array) for name, array in batch.arrays.items()}
+            arrays = {name: on_device(model, array) for name, array in batch.arrays.items()}
             slope: Tensor | None = None
             with torch.set_grad_enabled(backward):
-                passed = run(self._model, batch)
+                passed = run(model, batch)
                 if loss is not None and backward and isinstance(passed.logits, Logits):
                     live = passed.logits.hidden
                     found, slope = differentiated(passed.logits, passed.targets, loss, arrays)
@@ -277,7 +369,7 @@ class LocalTrainingClient:
             # Before the backward, for the same reason; the rest happens while it runs.
             host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
             if backward and slope is not None:
-                gradients = added(gradients, parameter_gradients(self._model.parameters, [live], [slope]))
+                gradients = added(gradients, parameter_gradients(model.parameters, [live], [slope]))
             outputs += _outputs(batch, host)
             total += 0.0 if loss is None else float(host["elementwise_loss"].sum(dtype=np.float64))
         if backward:
@@ -285,7 +377,7 @@ class LocalTrainingClient:
         return ForwardBackwardOutput(_KIND, outputs, {} if loss is None else {"loss:sum": total})
 
     def _unchanged(self) -> Callable[[], None]:
-        """What raises once the parameters are others than now."""
+        """A check that raises once the parameters have changed."""
         before = self._changes
 
         def check() -> None:
@@ -340,9 +432,9 @@ class LocalTrainingClient:
     # Checkpoints.
 
     def save_state(self, name: str | Path, *, overwrite: bool = False) -> TrainingFuture[SaveWeightsResponse]:
-        """Save the adapter, the optimizer's state and any accumulated gradients in a folder of this name.
+        """Save what is trained, the optimizer's state and any accumulated gradients in a folder of this name.
 
-        The adapter is in peft's format. The folder is written atomically.
+        An adapter is in peft's format. The folder is written atomically.
         """
         check_flag("save_state", "overwrite", overwrite)
         folder = self._folder(name)
@@ -365,7 +457,7 @@ class LocalTrainingClient:
         return self.save_state(name, overwrite=overwrite)
 
     def load_state(self, path: str | Path) -> TrainingFuture[None]:
-        """Load the adapter of a checkpoint; the optimizer starts afresh, without gradients."""
+        """Load the trained weights of a checkpoint; the optimizer starts afresh, without gradients."""
         return self._submit_load("load_state", path, optimizer=False)
 
     async def load_state_async(self, path: str | Path) -> TrainingFuture[None]:
@@ -386,12 +478,12 @@ class LocalTrainingClient:
         def restore() -> None:
             import torch
 
-            adapter, training = read(function, self._model, folder)
-            with torch.no_grad():
-                for name, one in self._model.parameters.items():
-                    one.copy_(adapter[name])
-            self._changes += 1
+            found, training = read(function, self._model, folder)
             self._adam.restore(training if optimizer else {})
+            with torch.no_grad():
+                for name, one in self._model.saved.items():
+                    one.copy_(found[name])
+            self._changes += 1
             if optimizer:
                 self._generator.set_state(training["generator"])
                 if self._limits.auto:
@@ -414,7 +506,12 @@ class LocalTrainingClient:
         checkpoints include.
         """
         wanted = checked_draw(self._model, prompt, num_samples, sampling_params or SamplingParams())
-        return self._worker.submit(lambda: SampleResponse(draw(self._model, wanted, self._generator)))
+
+        def drawn() -> SampleResponse:
+            with self._model.passing(), self._model.eager():
+                return SampleResponse(draw(self._model, wanted, self._generator))
+
+        return self._worker.submit(drawn)
 
     async def sample_async(self, prompt: Any, num_samples: int = 1, sampling_params: Any = None) -> SampleResponse:
         """Await the result of `sample`, as the SDK's method does."""

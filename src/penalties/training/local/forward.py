@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class Passed:
 def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
     """One pass, with the hidden states of these layers."""
     tokens, positions, targets = (on_device(model, array) for array in (batch.tokens, batch.positions, batch.targets))
-    whole = len(batch.positions) == batch.tokens.size
+    whole = len(batch.positions) == batch.tokens.size and batch.position_ids is None
     lazy, read = model.lazy, list[Any]()
 
     def packed(states: "Tensor") -> "Tensor":
@@ -56,9 +56,11 @@ def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
         read.append(packed(states))
         return states[:, :0]
 
-    with head_reads(model, change):
+    # Transformers collects hidden states by hooks, which compiled code may have left out.
+    with head_reads(model, change), model.eager() if hidden else nullcontext():
         # Without a mask: padding comes after every real position, where a causal model does not look.
-        output = model.base(input_ids=tokens, use_cache=False, output_hidden_states=bool(hidden))
+        more = {} if batch.position_ids is None else {"position_ids": on_device(model, batch.position_ids)}
+        output = model.base(input_ids=tokens, use_cache=False, output_hidden_states=bool(hidden), **more)
     logits = model.logits(read[0]) if lazy else output.logits.squeeze(0)
     return Passed(logits, targets, {layer: packed(output.hidden_states[layer]) for layer in hidden})
 

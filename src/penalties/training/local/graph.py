@@ -15,7 +15,7 @@ from .passes import Pass, added, leaf_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Graph", "layers_read"]
+__all__ = ["Backward", "Graph", "layers_read"]
 
 Backward = Callable[[Pass, Mapping[str, "Tensor"], Mapping[str, "Tensor"]], TrainingFuture[None]]
 
@@ -47,6 +47,8 @@ class Graph:
     """The other requested tensors, by name."""
     output: ForwardBackwardOutput
     """The output of a plain forward."""
+    check: Callable[[], None]
+    """Raises once the parameters have changed."""
 
     def __init__(
         self,
@@ -57,10 +59,7 @@ class Graph:
         check: Callable[[], None],
         backward: Backward,
     ) -> None:
-        """Wrap a pass; `backward` takes it with the gradients at its tensors, and gradients of parameters to add.
-
-        `check` raises once the parameters have changed.
-        """
+        """Wrap a pass; `backward` takes it with the gradients at its tensors, and gradients of parameters to add."""
         self._batch = batch
         self._pass: Pass | None = passed
         self._parameters = dict(parameters)
@@ -68,7 +67,7 @@ class Graph:
         self.inputs |= {name: batch.split(packed) for name, packed in passed.packed.items() if name != "logprobs"}
         self.logprobs = batch.unpack(passed.packed["logprobs"])
         self.output = output
-        self._check = check
+        self.check = check
         self._backward = backward
         self._lock = threading.Lock()
 
@@ -107,7 +106,7 @@ class Graph:
         It is a backward pass of its own, in the caller's thread, to measure a part of the loss before `backward`.
         """
         passed, slopes, direct = self._given("pulled", gradients)
-        self._check()
+        self.check()
         found = passed.pull(slopes, keep=True)
         return dict(zip(self._parameters, added(found, [direct.get(name) for name in self._parameters]), strict=True))
 

@@ -1,43 +1,171 @@
-"""Transformers models with a LoRA adapter of peft, ready for training in this process."""
+"""A transformers model in this process, with an adapter or without, and what passes through it have in common."""
 
+import contextlib
 import hashlib
+import importlib
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 from ...arrays import Logits
 from ...errors import OptionError
-from ..libraries import library
-from .tiny import ByteTokenizer, tiny_model
+from .options import ModelOptions
+from .tiny import ByteTokenizer
 
-__all__ = ["TINY", "LocalModel", "end_tokens", "load"]
+__all__ = ["TINY", "LocalModel", "end_tokens"]
 
 TINY: Final = "tiny"
-
-_OWNER: Final = "LocalTrainingClient"
-# Weights are drawn from torch's global generator, which is seeded and restored around it.
-_drawing: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model with an adapter, and facts about it."""
+    """A model, what of it is trained, and facts about it."""
 
     name: str
     model: Any
-    """The peft model."""
-    rank: int
-    alpha: int
+    """The peft model, or without an adapter the transformers model itself; in eval mode between passes."""
+    options: ModelOptions
     device: Any
+    copy: "LocalModel | None" = None
+    """The model before training, where it is kept."""
+    _lock: Any = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        """Begin in eval mode."""
+        self._set_mode(False)
 
     @cached_property
     def base(self) -> Any:
-        """The transformers model inside, with the adapter's layers."""
-        return self.model.get_base_model()
+        """The transformers model, with the adapter's layers if it has one."""
+        return self.model.get_base_model() if self.options.lora else self.model
+
+    # Passes.
+
+    @contextlib.contextmanager
+    def passing(self, *, training: bool = False, generator: Any = None) -> Generator[None]:
+        """One pass through the model: in train mode, where dropout is on, or in eval mode.
+
+        The mode is that of the whole model, so passes of several threads take turns. Dropout draws from torch's own
+        generators, which are seeded from `generator` for this pass, and restored.
+        """
+        with self._lock, self._mode(training and self._trains_differently):
+            drawn = generator is not None and training and self.random
+            with self._seeded(generator) if drawn else contextlib.nullcontext():
+                yield
+
+    @contextlib.contextmanager
+    def untrained(self) -> "Generator[LocalModel]":
+        """One pass through the model as it was before training."""
+        with self.passing():
+            if self.copy is not None:
+                yield self.copy
+            else:
+                self.check_initial("forward_initial")
+                with self.model.disable_adapter():
+                    yield self
+
+    def check_initial(self, function: str) -> None:
+        """Raise if the model before training is gone."""
+        if not self.options.lora and self.copy is None:
+            expected = (
+                f'True: {function} needs the model before training, of which adapter="none" keeps a copy only then; '
+                "it takes as much memory as the weights"
+            )
+            raise OptionError("LocalTrainingClient", "keep_initial", False, expected)
+
+    @contextlib.contextmanager
+    def eager(self) -> Generator[None]:
+        """Nothing is compiled: for passes of shapes that come once, or grow with each token."""
+        import torch
+
+        with torch.compiler.set_stance("force_eager") if self.options.compile else contextlib.nullcontext():
+            yield
+
+    @cached_property
+    def _trains_differently(self) -> bool:
+        """Whether train mode computes anything else: to switch 200 modules on and off takes 2 ms."""
+        return self.random or self.options.checkpointing or bool(self.trained_norms)
+
+    @contextlib.contextmanager
+    def _mode(self, training: bool) -> Generator[None]:
+        before = self.model.training
+        if before != training:
+            self._set_mode(training)
+        try:
+            yield
+        finally:
+            if before != training:
+                self._set_mode(before)
+
+    def _set_mode(self, training: bool) -> None:
+        self.model.train(training)
+        for module in self._frozen_norms:
+            # Their statistics are part of the frozen model.
+            module.eval()
+
+    @contextlib.contextmanager
+    def _seeded(self, generator: Any) -> Generator[None]:
+        import torch
+
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with self._forked() as gpus:
+            torch.default_generator.manual_seed(seed)
+            for gpu in gpus:
+                with torch.cuda.device(gpu):
+                    torch.cuda.manual_seed(seed)
+            yield
+
+    @contextlib.contextmanager
+    def _forked(self) -> Generator[list[Any]]:
+        """Restore torch's generators afterwards; yields the GPUs that have one."""
+        random: Any = importlib.import_module("torch").random
+        gpus = [self.device] if self.device.type == "cuda" else []
+        with random.fork_rng(devices=gpus):
+            yield gpus
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether a training pass draws random numbers, as dropout does; found by trying it."""
+        import torch
+
+        def states(gpus: Sequence[Any]) -> list[Any]:
+            others = [] if gpus or self.device.type == "cpu" else [torch.get_device_module(self.device)]
+            found = [torch.cuda.get_rng_state(gpu) for gpu in gpus] + [one.get_rng_state() for one in others]
+            return [torch.get_rng_state(), *found]
+
+        with self._mode(True), self._forked() as gpus, torch.no_grad(), self.eager():
+            for _, module in self.norms:
+                # Statistics are kept out of it.
+                module.eval()
+            before = states(gpus)
+            self.base(input_ids=torch.zeros((1, 2), dtype=torch.long, device=self.device), use_cache=False)
+            for name, module in self.norms:
+                module.train(name in self.trained_norms)
+            return any(not torch.equal(one, other) for one, other in zip(before, states(gpus), strict=True))
+
+    @cached_property
+    def norms(self) -> list[tuple[str, Any]]:
+        """The layers of batch normalisation, by name."""
+        from torch import nn
+
+        kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+        return [(name, module) for name, module in self.model.named_modules() if isinstance(module, kinds)]
+
+    @cached_property
+    def _frozen_norms(self) -> list[Any]:
+        if not self.options.lora:
+            return []
+        return [module for _, module in self.norms if not any(one.requires_grad for one in module.parameters())]
+
+    @cached_property
+    def trained_norms(self) -> list[str]:
+        """The names of those that are trained, whose statistics are then those of a batch."""
+        return [name for name, module in self.norms if all(module is not one for one in self._frozen_norms)]
+
+    # Facts.
 
     @cached_property
     def head(self) -> Any:
@@ -68,7 +196,7 @@ class LocalModel:
 
         handle = self.head.register_forward_pre_hook(replace)
         try:
-            with torch.no_grad():
+            with self._mode(False), torch.no_grad(), self.eager():
                 tokens = torch.zeros((1, 2), dtype=torch.long, device=self.device)
                 found = self.base(input_ids=tokens, use_cache=False).logits.float()
                 mine = self.logits(read[-1]).materialize().float()
@@ -82,6 +210,17 @@ class LocalModel:
     def parameters(self) -> dict[str, Any]:
         """The trainable parameters by name."""
         return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+
+    @cached_property
+    def saved(self) -> dict[str, Any]:
+        """What checkpoints have: the trainable parameters, and what else of trained modules changes in training."""
+        norms = {
+            f"{name}.{key}": one
+            for name, module in self.norms
+            if name in self.trained_norms
+            for key, one in module.named_buffers(recurse=False)
+        }
+        return {**self.parameters, **norms}
 
     @cached_property
     def vocabulary(self) -> int:
@@ -122,12 +261,15 @@ class LocalModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the frozen weights: a few of each, as bfloat16, so that it is the same in every dtype."""
+        """A digest of the weights before training: a few of each, as bfloat16, so that it is the same in every dtype.
+
+        Those of an adapter are left out, and those that were rounded to integers, as a device does it.
+        """
         import torch
 
         digest = hashlib.sha256()
         for name, one in self.model.named_parameters():
-            if not one.requires_grad:
+            if one.is_floating_point() and not (self.options.lora and one.requires_grad):
                 # Weights that are spread over processes come together here: all of them must ask.
                 whole = one.full_tensor() if hasattr(one, "full_tensor") else one
                 some = whole.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
@@ -139,90 +281,3 @@ class LocalModel:
 def end_tokens(given: int | Sequence[int] | None) -> list[int]:
     """An `eos_token_id` of transformers as a list."""
     return [] if given is None else [given] if isinstance(given, int) else list(given)
-
-
-def load(
-    name: str | Path,
-    *,
-    rank: int,
-    alpha: int,
-    target_modules: str | Sequence[str],
-    seed: int,
-    device: Any,
-    dtype: Any,
-    prepare: Callable[[Any, Any], None] = lambda model, device: None,
-) -> LocalModel:
-    """A model by name or folder, or the built-in one, with an adapter that starts as the identity.
-
-    `prepare` gets it, and its device, before it goes there.
-    """
-    torch, _, _ = (library(_OWNER, package, "train") for package in ("torch", "transformers", "peft"))
-    from peft import LoraConfig, get_peft_model
-    from transformers.pytorch_utils import Conv1D
-
-    where, precision = _device(device), _dtype(dtype)
-    make: Any = get_peft_model
-    with _drawing, torch.random.fork_rng(devices=[]):
-        # The CPU generator alone: `torch.manual_seed` would seed those of GPUs too.
-        torch.default_generator.manual_seed(seed)
-        base = tiny_model(precision) if str(name) == TINY else _pretrained(str(name), precision)
-        if base.get_output_embeddings() is None:
-            raise OptionError(_OWNER, "model", str(name), "a causal language model, with an output layer")
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=alpha,
-            lora_dropout=0.0,
-            target_modules=target_modules if isinstance(target_modules, str) else list(target_modules),
-            # GPT-2 and similar models store weights transposed, in a layer class of their own.
-            fan_in_fan_out=any(isinstance(one, Conv1D) for one in base.modules()),
-            bias="none",
-            task_type="CAUSAL_LM",
-        )
-        try:
-            # Adapters are float32 whatever the model is: optimizer steps are too small for less.
-            model = make(base, config)
-        except ValueError as error:
-            expected = f"names of linear layers of the model ({error})"
-            raise OptionError(_OWNER, "target_modules", target_modules, expected) from error
-    prepare(model, where)
-    # No dropout in model or adapter: a pass is repeatable.
-    model.to(where).eval()
-    return LocalModel(str(name), model, rank, alpha, where)
-
-
-def _pretrained(name: str, precision: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    loader: Any = AutoModelForCausalLM
-    try:
-        # On the CPU first, where the adapter is drawn, so that every device gets the same numbers.
-        return loader.from_pretrained(name, dtype="auto" if precision is None else precision)
-    except (OSError, ValueError) as error:
-        expected = (
-            f'"tiny", a folder with a causal language model, or the name of one on the Hugging Face hub ({error})'
-        )
-        raise OptionError(_OWNER, "model", name, expected) from error
-
-
-def _device(given: Any) -> Any:
-    import torch
-
-    if given is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(given)
-        # PyTorch accepts the names of devices that are absent.
-        torch.empty(0, device=device)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        expected = f'an available torch device, such as "cpu" or "cuda:0" ({str(error).splitlines()[0]})'
-        raise OptionError(_OWNER, "device", given, expected) from error
-    return device
-
-
-def _dtype(given: Any) -> Any:
-    import torch
-
-    found = getattr(torch, given, None) if isinstance(given, str) else given
-    if given is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise OptionError(_OWNER, "dtype", given, '"float32", "bfloat16" or another floating torch dtype')
-    return found

@@ -4,18 +4,22 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import GradientError, NonFiniteError, OptionError
-from ...functional.options import check_number
+from ...errors import GradientError, InputError, NonFiniteError, OptionError
+from ...functional.options import check_choice, check_number
+from ..libraries import library
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NORM", "Adam", "check_adam"]
+__all__ = ["NORM", "Adam", "check_adam", "check_optimizer"]
 
 NORM: Final = "unclipped_grad_l2:mean"
 """The service's name for the norm of the gradient before clipping."""
 
-_STATE: Final = ("step", "exp_avg", "exp_avg_sq")
+_EIGHT_BITS: Final = "adamw8bit"
+_GRADIENT: Final = "gradient"
+_SECOND: Final = {"adamw": "exp_avg_sq", _EIGHT_BITS: "state2"}
+"""The second moment in the state of each optimizer, which tells them apart."""
 # The smallest value of each option, the range in words, and the upper bound.
 _OPTIONS: Final = {
     "learning_rate": (0.0, "a finite number of at least 0", math.inf),
@@ -38,15 +42,26 @@ def check_adam(params: Any) -> dict[str, float]:
     }
 
 
-class Adam:
-    """AdamW over named parameters."""
+def check_optimizer(name: Any) -> None:
+    """Raise if there is no such optimizer, or not its library."""
+    check_choice("LocalTrainingClient", "optimizer", name, tuple(_SECOND))
+    if name == _EIGHT_BITS:
+        library(f'optimizer="{name}"', "bitsandbytes", "quantize")
 
-    def __init__(self, parameters: "Mapping[str, Tensor]") -> None:
+
+class Adam:
+    """AdamW over named parameters; as `"adamw8bit"`, bitsandbytes keeps the moments of large ones in 8 bits."""
+
+    def __init__(self, parameters: "Mapping[str, Tensor]", name: str = "adamw") -> None:
         """Start with no steps taken."""
         self._parameters = dict(parameters)
+        self._name = name
         self._optimizer = self._made()
 
     def _made(self) -> Any:
+        if self._name == _EIGHT_BITS:
+            optim = library(self._name, "bitsandbytes", "quantize").optim
+            return optim.AdamW8bit(list(self._parameters.values()))
         import torch
 
         # Fused: one pass over all parameters, also on a CPU.
@@ -87,20 +102,36 @@ class Adam:
 
     def state(self) -> "dict[str, Tensor]":
         """Everything that later steps depend on, besides the parameters: moments, and accumulated gradients."""
-        found = {
-            f"{kind}/{name}": state[kind]
-            for name, one in self._parameters.items()
-            if (state := self._optimizer.state.get(one))
-            for kind in _STATE
-        }
-        gradients = {f"gradient/{name}": one.grad for name, one in self._parameters.items() if one.grad is not None}
+        import torch
+
+        found: dict[str, Tensor] = {}
+        for name, one in self._parameters.items():
+            for kind, value in self._optimizer.state.get(one, {}).items():
+                tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+                # bitsandbytes shares tables between parameters, which a file cannot.
+                found[f"{kind}/{name}"] = tensor.clone() if kind.startswith("qmap") else tensor
+        gradients = {f"{_GRADIENT}/{name}": one.grad for name, one in self._parameters.items() if one.grad is not None}
         return found | gradients
 
     def restore(self, state: "Mapping[str, Tensor]") -> None:
         """Continue from a state; an empty one is the initial state."""
+        held: dict[str, dict[str, Tensor]] = {name: {} for name in self._parameters}
+        for key, value in state.items():
+            kind, _, name = key.partition("/")
+            if kind != _GRADIENT and name in held:
+                held[name][kind] = value
+        if any(held.values()) and not any(_SECOND[self._name] in one for one in held.values()):
+            raise InputError(
+                f'the checkpoint has the state of another optimizer, not of "{self._name}"; create the client as it '
+                "was when it saved, or use load_state"
+            )
         self._optimizer = self._made()
         for name, one in self._parameters.items():
-            if f"step/{name}" in state:
-                self._optimizer.state[one] = {kind: state[f"{kind}/{name}"].to(one.device) for kind in _STATE}
-            gradient = state.get(f"gradient/{name}")
+            if held[name]:
+                self._optimizer.state[one] = {
+                    # A number for bitsandbytes, and a tensor for torch.
+                    kind: int(value) if kind == "step" and self._name == _EIGHT_BITS else value.to(one.device)
+                    for kind, value in held[name].items()
+                }
+            gradient = state.get(f"{_GRADIENT}/{name}")
             one.grad = None if gradient is None else gradient.to(one.device)

@@ -6,7 +6,8 @@ from typing import Final, Literal, TypeVar
 
 from ...errors import OptionError
 from ...functional.options import check_count, is_whole
-from .batch import Batch, Row, batches
+from .batch import Batch, Row, batches, cut
+from .layout import Packing
 
 __all__ = ["AUTO", "Limits", "Parts"]
 
@@ -20,6 +21,9 @@ class Limits:
 
     With tokens "auto" there is no limit until memory runs out; then it is half of what did not fit.
     """
+
+    packing: Packing = None
+    """How data share rows."""
 
     def __init__(self, owner: str, rows: int | None, tokens: int | Literal["auto"] | None) -> None:
         """Check the limits."""
@@ -49,7 +53,22 @@ class Parts:
     @property
     def batches(self) -> list[Batch]:
         """The parts, in order."""
-        return batches(self.rows, self.limits.rows, self.limits.tokens)
+        return self._batches(self.rows)
+
+    def _batches(self, rows: Sequence[Row]) -> list[Batch]:
+        return batches(rows, self.limits.rows, self.limits.tokens, self.limits.packing)
+
+    def cut(self, together: int) -> list[Sequence[Row]] | None:
+        """The rows of each part, where so many data stay together; None if there is one, or they do not fit."""
+        limits = self.limits
+        found = cut(self.rows, limits.rows, limits.tokens, together=together, packing=limits.packing)
+        if len(found) < 2 or any(len(part) > 1 and not self._fits(part) for part in found):
+            return None
+        return found
+
+    def _fits(self, rows: Sequence[Row]) -> bool:
+        """Whether the rows can go through the model at once; a single one always does."""
+        return len(self._batches(rows)) == 1
 
     def fit(self, attempt: Callable[[Sequence[Batch]], T]) -> T:
         """What `attempt` returns for the parts; where memory runs out and the limit is "auto", for smaller ones."""

@@ -1,6 +1,7 @@
 """A forward pass whose gradient is yet to come: with its graph kept, or in parts that are computed again for it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +10,7 @@ from .batch import Batch
 from .forward import Passed, run
 from .model import LocalModel
 from .parts import Parts
+from .randomness import Draws, repeated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,8 +58,10 @@ class Kept:
         import torch
 
         self._model, self._parts, self._reads = model, parts, reads
+        draws = Draws(model)
         with torch.set_grad_enabled(not evaluate):
             self._on_graph: dict[str, Any] | None = reads.of(model, batch)
+        self._draws = draws.compared()
         self.packed: dict[str, Any] = dict(self._on_graph)
         if parts.limits.auto:
             # Tensors of their own, so that nobody else holds a graph that may have to go.
@@ -70,7 +74,8 @@ class Kept:
             # Taken out first: a graph that did not fit is gone at the next attempt, when parts are smaller.
             on_graph, self._on_graph = self._on_graph, None
             if on_graph is None:
-                return pull_parts(self._model, batches, self._reads, slopes)
+                draws = repeated([self._draws], len(batches), self._parts.limits.tokens)
+                return pull_parts(self._model, batches, self._reads, slopes, draws)
             gradients = _propagated(self._model, on_graph, slopes, keep=keep)
             self._on_graph = on_graph if keep else None
             return gradients
@@ -81,7 +86,7 @@ class Kept:
 class Recomputed:
     """A pass in parts, without a graph: each part goes through the model again when its gradient is due.
 
-    Only the graph of one part exists at a time. The model has no dropout, so that both times it computes the same.
+    Only the graph of one part exists at a time. What the model draws, as dropout does, it draws again the second time.
     """
 
     def __init__(self, model: LocalModel, parts: Parts, reads: Reads, *, evaluate: bool) -> None:
@@ -89,31 +94,50 @@ class Recomputed:
         import torch
 
         def first(batches: Sequence[Batch]) -> dict[str, Any]:
-            with torch.no_grad():
-                return _joined([reads.of(model, batch) for batch in batches])
+            self._draws.clear()
+            pieces: list[dict[str, Any]] = []
+            for batch in batches:
+                draws = Draws(model)
+                with torch.no_grad():
+                    pieces.append(reads.of(model, batch))
+                self._draws.append(draws.compared())
+            return _joined(pieces)
 
         self._model, self._parts, self._reads = model, parts, reads
+        self._draws: list[Draws] = []
         self.packed: dict[str, Any] = parts.fit(first)
         for packed in self.packed.values():
             leaf_of(packed).requires_grad_(not evaluate)
 
     def pull(self, slopes: "Mapping[str, Tensor]", *, keep: bool = False) -> "list[Tensor | None]":
         """A forward and a backward of each part."""
-        return self._parts.fit(lambda batches: pull_parts(self._model, batches, self._reads, slopes))
+
+        def attempt(batches: Sequence[Batch]) -> "list[Tensor | None]":
+            draws = repeated(self._draws, len(batches), self._parts.limits.tokens)
+            return pull_parts(self._model, batches, self._reads, slopes, draws)
+
+        return self._parts.fit(attempt)
 
 
 def pull_parts(
-    model: LocalModel, parts: Sequence[Batch], reads: Reads, slopes: "Mapping[str, Tensor]"
+    model: LocalModel,
+    parts: Sequence[Batch],
+    reads: Reads,
+    slopes: "Mapping[str, Tensor]",
+    draws: Sequence[Draws] = (),
 ) -> "list[Tensor | None]":
-    """The gradient at each parameter, from those at the tensors of all parts, by a forward and a backward of each."""
+    """The gradient at each parameter, from those at the tensors of all parts, by a forward and a backward of each.
+
+    `draws` has what each part drew in its first forward; it is empty if none drew.
+    """
     import torch
 
     gradients: list[Tensor | None] = [None] * len(model.parameters)
     start = 0
-    for part in parts:
+    for index, part in enumerate(parts):
         rows, width = slice(start, start + len(part.positions)), part.targets.shape[1]
         here = {name: one[rows, :width] if name == "logprobs" else one[rows] for name, one in slopes.items()}
-        with torch.enable_grad():
+        with torch.enable_grad(), draws[index].again() if draws else nullcontext():
             on_graph = reads.of(model, part)
         gradients = added(gradients, _propagated(model, on_graph, here))
         start = rows.stop

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ....pipeline.explanation import EXPLOSION
+from ....pipeline.explanation import EXPLOSION_RATIO
 from ....pipeline.output import BASE
 from ...problems import counted
 from ..charts.scales import percent, shown, steps_shown
@@ -53,7 +53,7 @@ def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
         subject = "The loss" if summary.lost_from is None else "it"
         until = "" if summary.lost_from is None else f" {_span(run, summary)}"
         text = "; ".join(parts) + _means(run, loss) + "."
-        yield Finding("outcome", (text,), (f"{subject} {_verb(loss)}{until}",))
+        yield Finding("outcome", (text,), (f"{subject} {_move(loss).words}{until}",))
 
 
 def _span(run: RunLog, summary: Summary) -> str:
@@ -73,19 +73,27 @@ def _means(run: RunLog, loss: Ends) -> str:
     return f" (means of the first and the last {steps_shown(loss.window)} steps{at_first})"
 
 
-def _verb(change: Ends) -> str:
+class _Move(NamedTuple):
+    """How a number changed."""
+
+    words: str
+    whole: bool
+    """Whether the words say where it ended, too."""
+
+
+def _move(change: Ends) -> _Move:
     first, last = change.first, change.last
     if first == last == 0:
-        return "stayed at 0"
+        return _Move("stayed at 0", whole=True)
     if first == 0:
-        return f"went from 0 to {shown(last)}"
+        return _Move(f"went from 0 to {shown(last)}", whole=True)
     if abs(last - first) < _STEADY * abs(first):
-        return f"stayed at about {shown(last)}"
+        return _Move(f"stayed at about {shown(last)}", whole=True)
     if last > 2 * first > 0:
-        return f"grew {shown(last / first, 2)}-fold"
+        return _Move(f"grew {shown(last / first, 2)}-fold", whole=False)
     # A percentage means nothing for negative numbers, or across zero.
     amount = percent((last - first) / first) if first > 0 and last >= 0 else shown(abs(last - first))
-    return f"{'fell' if last < first else 'rose'} by {amount}"
+    return _Move(f"{'fell' if last < first else 'rose'} by {amount}", whole=False)
 
 
 def moved(change: Ends) -> str:
@@ -96,10 +104,8 @@ def moved(change: Ends) -> str:
     >>> print(moved(Ends(1.0, -0.5, window=1)))
     fell by 1.5 from 1 to −0.5
     """
-    verb = _verb(change)
-    if verb.startswith(("went", "stayed")):
-        return verb
-    return f"{verb} from {shown(change.first)} to {shown(change.last)}"
+    words, whole = _move(change)
+    return words if whole else f"{words} from {shown(change.first)} to {shown(change.last)}"
 
 
 def _source(run: RunLog, step: int) -> Sentence:
@@ -140,7 +146,7 @@ def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
     """A gradient that was far larger than usual."""
-    if summary.peak is None or not summary.usual or summary.peak[1] < EXPLOSION * summary.usual:
+    if summary.peak is None or not summary.usual or summary.peak[1] < EXPLOSION_RATIO * summary.usual:
         return
     step, size = summary.peak
     ranked = [term for name, term in run.terms.items() if not summary.terms[name].inputs]

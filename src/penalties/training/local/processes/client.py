@@ -21,6 +21,7 @@ from ..losses import loss_of
 from ..optimizer import check_adam
 from ..passes import leaf_of
 from ..sampling import checked_draw
+from ..sweep import Sweep
 from .group import Group, LostError
 from .member import Member
 from .orders import CLOSE, MAKE, Order
@@ -99,6 +100,7 @@ class ParallelTrainingClient(Member):
 
     def forward_initial(self, data: Sequence[Any]) -> TrainingFuture[ForwardBackwardOutput]:
         """As by one process."""
+        self._model.check_initial("forward_initial")
         return self._submit_shares("forward_initial", rows_of(self._model, data), ())
 
     def _shared_pass(
@@ -139,6 +141,8 @@ class ParallelTrainingClient(Member):
     ) -> TrainingFuture[Graph]:
         """As by one process; the tensors of all data come together here."""
         layers_read(self._model, reads)
+        if initial:
+            self._model.check_initial("forward_with_graph(initial=True)")
         rows = rows_of(self._model, data)
         options = {"evaluate": evaluate, "lazy": lazy, "initial": initial}
 
@@ -154,6 +158,12 @@ class ParallelTrainingClient(Member):
             return Graph(whole, passed, output, self._model.parameters, check, backward)
 
         return self._worker.submit(forward)
+
+    def sweep(
+        self, data: Sequence[Any], reads: Sequence[str] = (), *, lazy: bool = False, together: int = 1
+    ) -> Sweep | None:
+        """None: each process has parts of its own share, and computes them again for the backward."""
+        return None
 
     # Parameters.
 

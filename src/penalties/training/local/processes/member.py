@@ -13,7 +13,7 @@ from ..graph import Graph
 from ..passes import leaf_of
 from .group import FailedError, Group
 from .orders import Order
-from .sharding import shard_layers
+from .sharding import check_sharded, shard_layers
 from .shares import Counts, Share
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ class Member(LocalTrainingClient):
         load = super().__init__
 
         def loaded() -> None:
-            if shard and options.get("micro_batch_tokens") == "auto":
-                expected = "a number or None with shard=True: where memory runs out, the other processes would wait"
-                raise OptionError("LocalTrainingClient", "micro_batch_tokens", "auto", expected)
+            if shard:
+                check_sharded(options)
             load(model, **{**options, "device": group.device(options.get("device"))})
 
         _, weights = group.agreed(loaded, lambda: self._model.fingerprint)
@@ -55,6 +54,13 @@ class Member(LocalTrainingClient):
         # In this thread, and in that which runs the model.
         self._use_gpu()
         self._worker.submit(self._use_gpu).result()
+
+    def _check_norms(self, rows: Any, tokens: Any) -> None:
+        """Raise if the share of a process would be another step than the whole."""
+        if norms := self._model.trained_norms:
+            why = f"that of {norms[0]} computes something else for the share of each process"
+            expected = f"a model without batch normalisation that is trained: {why}"
+            raise OptionError("LocalTrainingClient", "model", self._model.name, expected)
 
     def _prepare(self, model: Any, device: Any) -> None:
         if self._shard:

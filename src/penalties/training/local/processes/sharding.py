@@ -1,10 +1,29 @@
 """Models that do not fit: the frozen weights of each layer are spread over all processes, by FSDP2."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ....errors import OptionError
 
-__all__ = ["shard_layers"]
+__all__ = ["check_sharded", "shard_layers"]
+
+_WHOLE: Final[Mapping[str, tuple[Any, str]]] = {
+    "adapter": ("lora", '"lora" with shard=True: only frozen weights are spread'),
+    "quantize": (None, "None with shard=True: rounded weights cannot be spread"),
+    "compile": (False, "False with shard=True: weights come together between layers, which would be compiled as one"),
+    "packing": (False, "False with shard=True: shared rows would be another number of parts in each process"),
+}
+"""Options that a sharded model cannot change: their defaults, and what messages say."""
+
+
+def check_sharded(options: Mapping[str, Any]) -> None:
+    """Raise if a client with these options cannot be sharded."""
+    for name, (default, expected) in _WHOLE.items():
+        if (given := options.get(name, default)) != default:
+            raise OptionError("LocalTrainingClient", name, given, expected)
+    if options.get("micro_batch_tokens") == "auto":
+        expected = "a number or None with shard=True: where memory runs out, the other processes would wait"
+        raise OptionError("LocalTrainingClient", "micro_batch_tokens", "auto", expected)
 
 
 def shard_layers(model: Any, device: Any, processes: int) -> None:
