@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import MissingLibraryError, PenaltiesError, said
 from .console import filtered, say
+from .processes import launched, together
 
 if TYPE_CHECKING:
     import click
@@ -40,11 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     with filtered():
         try:
-            result = _group().main(given, prog_name="penalties", standalone_mode=False)
+            return together(lambda: _run(given)) if launched() else _run(given)
         except Exception as error:
             # Looked up here, since parsing may have failed.
             return _told(error, debug="--debug" in given)
-        return result if isinstance(result, int) else 0
+
+
+def _run(given: list[str]) -> int:
+    result = _group().main(given, prog_name="penalties", standalone_mode=False)
+    return result if isinstance(result, int) else 0
 
 
 def _group() -> "click.Group":

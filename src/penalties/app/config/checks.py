@@ -44,8 +44,11 @@ _LOCAL_ONLY: Final = (
     "model.checkpointing",
     "train.micro_batch_tokens",
     "train.packing",
+    "train.shard",
     "train.optimizer",
 )
+_WHOLE_ONLY: Final = ("model.adapter", "model.quantize", "model.compile", "train.packing")
+"""What a model cannot have whose weights are spread over processes."""
 _REMOTE_ONLY: Final = ("backend.base_url", "backend.server")
 
 _NEEDS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
@@ -130,6 +133,7 @@ def checked(config: "Config", raw: Mapping[str, Any], *, code: bool) -> list[Pro
         *_files(config),
         *_length(raw),
         *_best(config),
+        *_shard(config),
         *_models(config),
         *_backend(config),
         *_adapter(config),
@@ -187,6 +191,18 @@ def _best(config: "Config") -> Iterator[Problem]:
                 yield Problem(f"train.{key}", message)
     elif config.data.eval_path is None:
         yield Problem("train.best_by", f"found {shown(train.best_by)}, but nothing is evaluated; add data.eval_path")
+
+
+def _shard(config: "Config") -> Iterator[Problem]:
+    if not config.train.shard:
+        return
+    for path in _changed(config, _WHOLE_ONLY):
+        name, key = path.split(".")
+        given = shown(getattr(getattr(config, name), key))
+        yield Problem(path, f"found {given}, which a model with train.shard cannot have yet; remove one of the two")
+    if config.train.micro_batch_tokens == "auto":
+        why = "expected a number of tokens with train.shard: where memory runs out, the other processes would wait"
+        yield Problem("train.micro_batch_tokens", f'found "auto"; {why}')
 
 
 def _samples(config: "Config", *, code: bool) -> Iterator[Problem]:

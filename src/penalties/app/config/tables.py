@@ -137,6 +137,8 @@ class TrainTable(Table):
     """The most tokens through the model at once, or `"auto"`; some terms need a second forward. Local backend."""
     packing: bool = False
     """Whether several lines share a row of the model's input, unseen by one another: less padding. Local backend."""
+    shard: bool = False
+    """Whether several processes share the frozen weights instead of a copy each. Local backend."""
     loss: _Text = "cross_entropy"
     """The base loss: a name (`penalties list loss`), `"none"`, or `"package.module:function"`, of (data, logprobs)."""
     loss_options: dict[str, Any] = Field(default={})

@@ -15,6 +15,7 @@ _FREE: Final = (
     "train.steps",
     "train.micro_batch_tokens",
     "train.packing",
+    "train.shard",
     "train.checkpoint_every",
     "train.keep",
     "train.eval_every",

@@ -16,6 +16,7 @@ from ...training.sdk import adam_for, data_for
 from ...training.surrogates import probe
 from ...training.types import AdamParams, ModelInput, SamplingParams
 from ..privacy import API_KEY, hide
+from ..processes import launched
 from ..runs.disk import RunError
 from .knocking import knock
 from .loading import loading, without_bars
@@ -84,6 +85,12 @@ class Backend(Protocol):
 
 def connect(config: "Config", checkpoint: str | None = None) -> Backend:
     """The backend that a config asks for, with a new model, or the one of a checkpoint."""
+    if config.backend.kind != "local" and launched():
+        raise RunError(
+            f'backend.kind = "{config.backend.kind}": the model is on a server, where other processes cannot help; '
+            "start the program without torchrun or accelerate",
+            2,
+        )
     return (Local if config.backend.kind == "local" else Tinker)(config, checkpoint)
 
 
@@ -97,17 +104,16 @@ class Local:
 
     def __init__(self, config: "Config", checkpoint: str | None = None) -> None:
         """Load the model."""
-        from ...training.local import LocalTrainingClient
-
         model, train = config.model, config.train
         self._options: dict[str, Any] = {
             "device": model.device,
             "dtype": model.dtype,
             "micro_batch_tokens": train.micro_batch_tokens,
+            "shard": train.shard,
         }
         self._others: list[Any] = []
         with without_bars(), loading(model.name):
-            self.client: Any = LocalTrainingClient(
+            self.client: Any = _client(
                 model.name,
                 adapter=model.adapter,
                 rank=model.rank,
@@ -150,11 +156,9 @@ class Local:
 
     def another(self, table: "ClientTable") -> Any:
         """A second model in this process."""
-        from ...training.local import LocalTrainingClient
-
         own = {key: value for key in ("device", "dtype") if (value := getattr(table, key)) is not None}
         with without_bars(), loading(table.model):
-            client = LocalTrainingClient(table.model, seed=table.seed, **{**self._options, **own})
+            client = _client(table.model, seed=table.seed, **{**self._options, **own})
             self._others.append(client)
             # A model in a folder may have no tokenizer.
             with contextlib.suppress(OSError, ValueError):
@@ -171,6 +175,17 @@ class Local:
         """End the threads."""
         for client in (self.client, *self._others):
             client.close()
+
+
+def _client(model: str, *, shard: bool, **options: Any) -> Any:
+    """A client in this process, or in several that train together; one alone has nothing to share."""
+    from ...training.local import LocalTrainingClient
+    from ...training.local.processes import ParallelTrainingClient, current
+
+    group = current()
+    if group is None:
+        return LocalTrainingClient(model, **options)
+    return ParallelTrainingClient(group, model, shard=shard, **options)
 
 
 def _check_teacher(tokenizer: Any, teacher: Any, table: "ClientTable") -> None:

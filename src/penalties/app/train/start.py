@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NonFiniteError, TermError, said
 from ..problems import counted
+from ..processes import count, launched
 from ..runs import checkpoints
 from ..runs.checkpoints import Checkpoint
 from ..runs.differences import differences
@@ -117,7 +118,7 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
         try:
             # First: a cluster that does not answer is found before a model is loaded.
             executor = ending.enter_context(executing(config))
-            progress.say("loading the model")
+            progress.say(f"loading the model in {count()} processes" if launched() else "loading the model")
             backend = connect(config, None if checkpoint is None else checkpoint.client)
             ending.callback(lambda: backend.close(status))
             if config.backend.server == "probe":

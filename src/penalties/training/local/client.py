@@ -131,7 +131,7 @@ class LocalTrainingClient:
             device=device,
             dtype=dtype,
         )
-        self._model = load(model, options)
+        self._model = load(model, options, self._prepare)
         self._check_norms(batch_size, micro_batch_tokens)
         if packing:
             self._limits.packing = packing_of(self._model)
@@ -154,6 +154,9 @@ class LocalTrainingClient:
             raise OptionError(type(self).__name__, *limit, f"None: {why}")
 
     # The model.
+
+    def _prepare(self, model: Any, device: Any) -> None:
+        """Change the model before it goes to its device."""
 
     @property
     def model(self) -> Any:

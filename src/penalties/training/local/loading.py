@@ -3,7 +3,7 @@
 import copy
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,13 @@ _drawing: Final = threading.Lock()
 _CHECKPOINTING: Final = {"use_reentrant": False}
 
 
-def load(name: str | Path, options: ModelOptions) -> LocalModel:
-    """A model by name or folder, or the built-in one; a new adapter is the identity."""
+def load(
+    name: str | Path, options: ModelOptions, prepare: Callable[[Any, Any], None] = lambda model, device: None
+) -> LocalModel:
+    """A model by name or folder, or the built-in one; a new adapter is the identity.
+
+    `prepare` gets it, and its device, before it goes there.
+    """
     torch, _, _ = (library(OWNER, package, "train") for package in ("torch", "transformers", "peft"))
     where, precision = _device(options.device), _dtype(options.dtype)
     if precision is None and not options.lora:
@@ -37,6 +42,7 @@ def load(name: str | Path, options: ModelOptions) -> LocalModel:
             raise OptionError(OWNER, "model", str(name), "a causal language model, with an output layer")
         _set_attention(base, options.attention)
         model = _adapted(base, options) if options.lora else base.requires_grad_(True)
+    prepare(model, where)
     model.to(where)
     if options.checkpointing:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=_CHECKPOINTING)

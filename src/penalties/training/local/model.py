@@ -270,7 +270,9 @@ class LocalModel:
         digest = hashlib.sha256()
         for name, one in self.model.named_parameters():
             if one.is_floating_point() and not (self.options.lora and one.requires_grad):
-                some = one.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
+                # Weights that are spread over processes come together here: all of them must ask.
+                whole = one.full_tensor() if hasattr(one, "full_tensor") else one
+                some = whole.detach().flatten()[:16].to("cpu", torch.bfloat16).view(torch.int16)
                 # Without what the adapter inserts into the names of its layers.
                 digest.update(f"{name.replace('.base_layer', '')} {tuple(one.shape)} {some.tolist()}\n".encode())
         return digest.hexdigest()
