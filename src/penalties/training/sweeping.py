@@ -104,7 +104,7 @@ class Sweeping:
         self.call = call
         self.sweep = sweep
         self.shares = shares
-        self.stopped = threading.Event()
+        self.stopped: threading.Event = threading.Event()
         """Set by a caller that no longer waits: nothing is sent then."""
         self._parts: dict[str, list[_Part]] = {}
         self._gradients: dict[str, list[dict[str, Any]]] = {}
