@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+import penalties as pn
 from penalties.app import cli
 from penalties.app.runs import Run, checkpoints
+from penalties.app.runs.disk import RunError
 from penalties.app.train import start as start_module
 from tests.app.stand_ins import Backend, trained, weights_of, write_config
 
@@ -148,7 +150,17 @@ class TestWithoutConfig:
 
     @pytest.mark.parametrize(
         "left",
-        ["checkpoints", "references", "report.html", "sinks.json", "mlflow.db", "tensorboard", "mlflow", "wandb"],
+        [
+            "checkpoints",
+            "references",
+            "environment.json",
+            "report.html",
+            "sinks.json",
+            "mlflow.db",
+            "tensorboard",
+            "mlflow",
+            "wandb",
+        ],
     )
     def test_what_is_left_may_be_anything(self, run: Path, error: Callable[[], str], left: str) -> None:
         for path in run.iterdir():
@@ -179,7 +191,7 @@ class TestWithoutConfig:
         for name in ("checkpoints", "references"):
             shutil.rmtree(run / name)
             (run / name).mkdir()
-        for name in ("config.json", "metrics.jsonl"):
+        for name in ("config.json", "metrics.jsonl", "environment.json"):
             (run / name).unlink()
         assert cli.main(["train", "toy.toml", "--run", str(run), "--quiet"]) == 0
 
@@ -347,6 +359,8 @@ class TestModules:
         self.change(run, "term.fn", "beside.lurking:term")
         assert resume(run) == 2
         assert "its config changed: term.0.fn was" in error()
+        with pytest.raises(RunError, match="its config changed: term.0.fn was"):
+            pn.train(run=run, resume=True, quiet=True)
         assert not (run / "ran").exists()
 
     def test_one_elsewhere_is(self, run: Path, error: Callable[[], str]) -> None:
