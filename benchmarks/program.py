@@ -24,6 +24,7 @@ def run(scale: float) -> list[Row]:
         compare("penalties --help", bare, _python(*program, "--help"), **_ms(seconds, 150.0)),
         compare("penalties check, the demo", bare, _python(*program, "check", "-q", "--no-model"), **_ms(seconds)),
         *_report(scale),
+        *_odd_reports(scale),
     ]
 
 
@@ -58,6 +59,29 @@ def _report(scale: float) -> list[Row]:
         )
         logs = [sum((folder / "metrics.jsonl").stat().st_size for folder in folders) / 1e6]
         return [time, Row(f"{case}, size", "MB", logs, [page.stat().st_size / 1e6], logs, most=4.0)]
+
+
+def _odd_reports(scale: float) -> list[Row]:
+    """Reports of logs that no healthy run writes: lines that are no records, and failures of which no two are alike."""
+    unreadable, failing = (300_000, 60_000) if scale else (300, 60)
+    noise = random.Random(0)
+    record = _record(0, noise)
+    words = ("".join(noise.choices("abcdefghijklmnop", k=12)) for _ in range(failing))
+    cases = {
+        f"a report of {unreadable} unreadable lines": ("no record\n" for _ in range(unreadable)),
+        f"a report of {failing} different failures": (
+            json.dumps({**record, "step": step, "errors": {"late": word}}) + "\n" for step, word in enumerate(words)
+        ),
+    }
+    rows: list[Row] = []
+    for case, lines in cases.items():
+        with tempfile.TemporaryDirectory() as place:
+            log, page = Path(place, "metrics.jsonl"), Path(place, "report.html")
+            log.write_text("".join(lines))
+            read = _python("-c", "import sys; [line.split() for line in open(sys.argv[1])]", str(log))
+            made = _python("-m", "penalties.app", "report", place, "--out", str(page))
+            rows.append(compare(case, read, made, seconds=10.0 * scale, unit="ms", most=20_000.0))
+    return rows
 
 
 def _record(step: int, noise: random.Random) -> dict[str, object]:

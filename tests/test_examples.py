@@ -18,12 +18,14 @@ KEY_LINES = {
     "custom_lora_orthogonality.py": r"^with the term: +loss 0\.\d+, overlap 0\.0\d+, effective rank [3-8]\.\d\d of 8$",
     "custom_remote_terms.py": r"^31 requests to the service, and 1 process beside this one$",
     "custom_supervised.py": r"^with terms: +(9\d|100)% of sums right, entropy 3\.\d\d, 0\.\d\d nats a token from",
+    "distributed_loop.py": r"^test accuracy +9\d\.\d%, inputs in use +2 of 30$",
     "http_service.py": r"^372 requests, \d+ of them failed, and no step was lost$",
     "jax_loop.py": r"^4002 steps with as many different weights: traced 1 time$",
     "knowledge_base.py": r"^with the facts: +7\d\.\d% of cities right, +\d\.\d% of answers against the facts$",
     "mixture_of_experts.py": r"^with the term: +the busiest expert gets 1\d% of the inputs, accuracy 9\d\.\d%$",
     "persistent_homology.py": r"^loops in the code of a knot: 4 without the term, 1 with it$",
     "pytorch_loop.py": r"^base_loss and confidence conflict: the cosine between their gradients is -0\.\d\d$",
+    "pytorch_train_step.py": r"^with terms: +test accuracy +9[5-9]\.\d%, inputs in use +\d of 30$",
     "quickstart.py": r"^after:  test accuracy",
     "smt_solver.py": r"^test accuracy with ten labels: [67]\d\.\d% without the solver, 9\d\.\d% with it$",
 }
@@ -63,8 +65,9 @@ def test_example_prints_its_key_line(example: str):
 
 
 @slow
-def test_penalties_find_the_right_labels_among_wrong_ones():
-    *_, without, penalised = printed("pytorch_loop.py").splitlines()
+@pytest.mark.parametrize("example", ["pytorch_loop.py", "pytorch_train_step.py"])
+def test_penalties_find_the_right_labels_among_wrong_ones(example: str):
+    *_, without, penalised = printed(example).splitlines()
     assert accuracy(without) < 80 < 90 < accuracy(penalised)
     assert "inputs in use 30 of 30" in without
 

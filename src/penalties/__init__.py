@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from . import telemetry as telemetry
     from . import testing as testing
     from . import training as training
+    from .app.api import runs as runs
+    from .app.api import train as train
     from .arrays import Logits as Logits
     from .errors import BackendError as BackendError
     from .errors import CheckError as CheckError
@@ -54,6 +56,7 @@ __version__ = "0.1.0"
 
 # Where names live, except for the mathematics: `functional.__all__` is the one list of that.
 _HOMES = {
+    ".app.api": ("runs", "train"),
     ".arrays": ("Logits",),
     ".errors": (
         "BackendError",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from .arrays import Logits, is_array, logits_of
 
-__all__ = ["Flat", "arrays", "flatten", "logits", "map_arrays", "map_logits", "pair"]
+__all__ = ["Flat", "arrays", "flatten", "logits", "map_arrays", "map_logits", "named", "pair"]
 
 
 class Flat(NamedTuple):
@@ -33,11 +33,6 @@ class Flat(NamedTuple):
     def paths(self) -> list[str]:
         """Where each leaf is, as in `['a'][0]`."""
         return ["".join(f"[{key!r}]" for key in keys) for keys in _keys(self.structure)]
-
-    @property
-    def names(self) -> list[str]:
-        """Where each leaf is, as in `a.0`."""
-        return [".".join(map(str, keys)) for keys in _keys(self.structure)]
 
 
 def flatten(nest: Any, *, reject: Callable[[str, Any], Exception] | None = None, materialize: bool = False) -> Flat:
@@ -70,6 +65,16 @@ def arrays(nest: Any) -> Iterator[Any]:
     if opened is not None:
         for part in opened.parts:
             yield from arrays(part)
+
+
+def named(nest: Any, is_leaf: Callable[[Any], bool] = is_array) -> Iterator[tuple[str, Any]]:
+    """The arrays in a nest by their keys, fields and indices; `is_leaf` sees every part, and may keep others whole.
+
+    >>> import numpy as np
+    >>> [name for name, _ in named({"a": [np.ones(2), 3.0], "b": {"w": np.ones(1)}})]
+    ['a.0', 'b.w']
+    """
+    return _named(nest, is_leaf, ())
 
 
 def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:
@@ -179,6 +184,38 @@ def _open(nest: Any) -> _Opened | None:
     if jax.tree_util.treedef_is_leaf(structure):
         return None
     return _Opened(None, leaves, functools.partial(jax.tree_util.tree_unflatten, structure))
+
+
+def _named(nest: Any, is_leaf: Callable[[Any], bool], above: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    if is_leaf(nest) or is_array(nest):
+        yield ".".join(map(str, above)), nest
+        return
+    opened = _open(nest)
+    if opened is None:
+        return
+    keras, jax = sys.modules.get("keras"), sys.modules.get("jax")
+    if opened.keys is not None:
+        parts = [((key,), part) for key, part in zip(opened.keys, opened.parts, strict=True)]
+    elif isinstance(nest, tuple) and hasattr(cast("object", nest), "_fields"):
+        parts = [((key,), part) for key, part in zip(cast("Any", nest)._fields, opened.parts, strict=True)]
+    elif keras is not None and isinstance(nest, getattr(keras, "Variable", ())):
+        parts = [((), part) for part in opened.parts]
+    elif jax is None or jax.tree_util.all_leaves([nest]) or isinstance(nest, list | tuple):
+        parts = [((key,), part) for key, part in enumerate(opened.parts)]
+    else:
+
+        def stops(part: Any) -> bool:
+            return is_leaf(part) or _is_leaf(part)
+
+        found = jax.tree_util.tree_flatten_with_path(nest, is_leaf=stops)[0]
+        parts = [(tuple(map(_key, path)), part) for path, part in found]
+    for keys, part in parts:
+        yield from _named(part, is_leaf, (*above, *keys))
+
+
+def _key(entry: Any) -> Any:
+    """The field, index or key that an entry of a path of JAX stands for."""
+    return next(getattr(entry, kind) for kind in ("name", "idx", "key") if hasattr(entry, kind))
 
 
 def _is_leaf(part: object) -> bool:

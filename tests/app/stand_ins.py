@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from penalties.app.config import Config, load
@@ -16,6 +17,7 @@ from penalties.app.runs import Run
 from penalties.app.train import start as start_module
 from penalties.app.train import train
 from penalties.app.train.progress import SILENT
+from penalties.errors import InputError
 from penalties.training import AdamParams, ForwardBackwardOutput, OptimStepResponse, SaveWeightsResponse, TensorData
 from penalties.training.local.tiny import ByteTokenizer
 from penalties.training.reading import numpy_of
@@ -93,8 +95,12 @@ class Client:
         return done(SaveWeightsResponse(str(path)))
 
     def load_state_with_optimizer(self, path: str | Path) -> "Future[Any]":
-        state = load_file(Path(path) / "toy.safetensors")
-        self.table.data = state.pop("table")
+        try:
+            state = load_file(Path(path) / "toy.safetensors")
+            table = state.pop("table")
+        except (OSError, SafetensorError, KeyError) as error:
+            raise InputError(f"{path} cannot be read: {error}") from error
+        self.table.data = table
         self.optimizer.state[self.table] = state
         return done(None)
 
@@ -186,7 +192,7 @@ def comparable(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        dropped = ("time", "seconds", "duration", "durations")
+        dropped = ("time", "seconds", "duration", "durations", "memory")
         return {key: _timeless(part) for key, part in value.items() if key not in dropped}
     if isinstance(value, list):
         return [_timeless(part) for part in value]

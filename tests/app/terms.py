@@ -1,5 +1,6 @@
 """Your own terms, for configs."""
 
+import logging
 import os
 import random
 import threading
@@ -62,6 +63,23 @@ def leaking(logprobs: Any) -> Any:
     warnings.warn(f"sent with {key}", RuntimeWarning, stacklevel=1)
     print(f"sending {key}")
     raise RuntimeError(f"401 for {key}")
+
+
+def leaking_in_many_ways(logprobs: Any) -> Any:
+    """A term that repeats a key by all that a process prints with, in a process of its own."""
+    key = os.environ["SCORER_API_KEY"]
+    warnings.warn(f"warned of {key}", RuntimeWarning, stacklevel=1)
+    logging.getLogger("scorer").warning("logged %s", key)
+    os.write(1, f"wrote {key}\n".encode())
+    print(f"sending {key}")
+
+    def fail() -> None:
+        raise RuntimeError(f"401 for {key}")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    return logprobs[0].mean()
 
 
 def not_finite(logprobs: Any) -> Any:

@@ -76,7 +76,7 @@ def test_so_are_those_whose_names_depend_on_the_config() -> None:
     for name in named:
         # The step is an argument of the function, by its name.
         term = Term(lambda mask, step: step, name="any") if name == "step" else Term(len, name="any", inputs=name)
-        objective_of(None, [term], {"mine": True}, None, candidates=None, local=True)
+        objective_of(None, [term], {"mine": True}, None, candidates=None, local=True, top_k=["mine"])
 
 
 def test_tables_show_the_default_and_the_meaning_of_each_key() -> None:

@@ -45,6 +45,18 @@ def test_a_key_that_a_term_repeats_reaches_neither_the_terminal_nor_a_file(
     assert "401 for <SCORER_API_KEY>" in Path("run", "metrics.jsonl").read_text()
 
 
+def test_so_does_one_that_a_term_in_a_process_repeats(leaking: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    term = '[[term]]\nfn = "tests.app.terms:leaking_in_many_ways"\nruns = "process"\n'
+    write_config(leaking.parent, term, steps=2)
+    assert cli.main(["train", str(leaking), "--run", "run", "--set", "executor.workers=1", "--quiet"]) == 0
+    said = capfd.readouterr()
+    for text in (said.out, said.err, *(path.read_bytes().decode("latin-1") for path in _files(Path("run")))):
+        assert KEY not in text
+    assert said.out.count("sending <SCORER_API_KEY>\n") == said.out.count("wrote <SCORER_API_KEY>\n") > 1
+    for line in ("RuntimeWarning: warned of", "logged", "RuntimeError: 401 for"):
+        assert f"{line} <SCORER_API_KEY>\n" in said.err
+
+
 def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 

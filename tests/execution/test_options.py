@@ -1,6 +1,7 @@
 """What an executor is given, and where it may be called."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,3 +74,29 @@ class TestOptions:
         pipeline = pn.Pipeline([pn.Term("l1", runs="thread")])
         with pytest.raises(pn.BackendError, match="called inside jax.jit or jax.vmap"):
             transform(lambda x: executor.run(pipeline, x).total)(jnp.ones((2, 2)))
+
+
+def printing(x: Any) -> Any:
+    print("printed")
+    print("said", file=sys.stderr)
+    return x.sum()
+
+
+def test_what_terms_in_processes_print_goes_to_the_streams_that_are_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths = tmp_path / "out", tmp_path / "err"
+    with (
+        paths[0].open("wb") as out,
+        paths[1].open("wb") as err,
+        pn.Executor(1, streams=(out.fileno(), err.fileno())) as executor,
+    ):
+        assert float(executor.run(pn.Pipeline([pn.Term(printing, runs="process")]), np.ones(3)).total) == 3.0
+    assert [path.read_text() for path in paths] == ["printed\n", "said\n"]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("streams", [(1,), (1, 2, 2), (1, -1), (1, 10**6), 5, (1, "x")])
+def test_streams_are_two_open_descriptors(streams: Any) -> None:
+    with pytest.raises(pn.OptionError, match="streams=.*; expected None, or two open descriptors"):
+        pn.Executor(streams=streams)

@@ -347,6 +347,51 @@ def test_a_part_that_was_compiled_before_the_capture_raises_and_an_idle_one_does
         model[1](model[0](X))
 
 
+# PyTorch's own, where it compiles a function of a tensor that is no leaf.
+no_leaf = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+def compiled_forward(module: nn.Module) -> None:
+    module.forward = torch.compile(module.forward, backend="aot_eager")
+
+
+@no_leaf
+def test_a_forward_that_was_compiled_before_the_capture_raises_also_beside_modules_that_are_seen() -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2))
+    compiled_forward(model[1])
+    model(X)
+    with pytest.raises(pn.OptionError, match=r'names="1.0"; .*skips its hooks'), pn.capture(model, "*"):
+        model(X)
+    # Its own output is seen, and so is everything in a block that is entered before the first call.
+    with pn.capture(model, re.compile(r"^\d$")) as activations:
+        model(X)
+    assert list(activations) == ["0", "1", "2"]
+    torch.compiler.reset()
+    with pn.capture(model, "*") as activations:
+        model(X)
+    assert list(activations) == ["0", "1", "1.0", "1.1", "2"]
+
+
+@no_leaf
+def test_a_module_that_was_compiled_in_place_before_the_capture_is_seen() -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2))
+    model[1].compile(backend="aot_eager")
+    model(X)
+    with pn.capture(model, "*") as activations:
+        model(X)
+    assert list(activations) == ["0", "1", "1.0", "1.1", "2"]
+
+
+def test_a_forward_that_somebody_replaced_may_leave_modules_idle() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]))
+    model[1].forward = lambda x: x
+    with pn.capture(model, "*") as activations:
+        model(X)
+    assert list(activations) == ["0", "1"]
+
+
 def test_a_change_in_place_inside_a_compiled_model_does_not_reach_the_capture() -> None:
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))

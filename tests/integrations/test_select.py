@@ -1,8 +1,9 @@
 """Parameters by pattern: which are selected, in which order, and what a term over them does."""
 
+import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -81,9 +82,23 @@ def test_the_table_says_what_is_covered() -> None:
             'exclude="bias"; expected a pattern that matches a parameter, such as "2.bias", "1.bias"',
         ),
         ({"exclude": re.compile("kernel")}, 'exclude="kernel"; expected a pattern'),
-        ({"include": "0.*", "exclude": "3.*"}, "expected parameters that meet all conditions; the model has 6"),
-        ({"include": []}, "expected parameters that meet all conditions"),
-        ({"include": lambda name, parameter: False}, "expected parameters that meet all conditions"),
+        (
+            {"include": "0.*", "exclude": "3.*"},
+            'include="0.*"; expected patterns that match some of the 4 of 5 parameters that the others leave',
+        ),
+        ({"include": []}, "include=[]; expected patterns that match some of the 5 parameters"),
+        ({"include": lambda name, parameter: False}, "expected patterns that match some of the 5 parameters"),
+        ({"exclude": "*"}, 'exclude="*"; expected patterns that leave some of the 5 parameters'),
+        ({"ndim": 7}, "ndim=7; expected a number of dimensions that some of the 5 parameters have: 1, 2"),
+        ({"ndim": -1}, "ndim=-1; expected a number of dimensions"),
+        (
+            {"exclude": ["1.*", "3.*"], "types": nn.Linear},
+            "types=['Linear']; expected classes of modules that have some of the 2 of 5 parameters",
+        ),
+        (
+            {"types": nn.BatchNorm1d, "ndim": 2},
+            "ndim=2; expected a number of dimensions that some of the 2 of 5 parameters that the others leave have: 1",
+        ),
         ({"include": 5}, "include=5; expected a glob, a compiled regular expression, a function"),
         ({"include": nn.Linear}, "expected a glob"),
         ({"types": nn.Conv2d}, 'types="Conv2d"; expected classes of modules that have parameters: BatchNorm1d, Emb'),
@@ -246,6 +261,54 @@ def test_nests_are_selected_by_their_keys() -> None:
     assert list(pn.select([np.ones((2, 2)), (np.ones(1),)], ndim=1)) == ["1.0"]
     matrix = np.ones((2, 2))
     assert list(pn.select({"a": matrix, "b": matrix})) == ["a"]
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
+def test_fields_are_names_in_nests() -> None:
+    import jax
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Layer:
+        w: Any
+        inner: Any
+
+    ones = np.ones(2)
+    assert list(pn.select({"layer": Pair(ones, {"x": ones.copy()})})) == ["layer.w", "layer.b.x"]
+    assert list(pn.select([Layer(ones, Pair(ones.copy(), [ones.copy()]))])) == ["0.w", "0.inner.w", "0.inner.b.0"]
+    assert list(pn.select({"b": {3: ones}, "a": ones.copy()})) == ["b.3", "a"]
+
+
+def test_golden_row_of_a_matrix() -> None:
+    # A14: 2 by 2 is one parameter of 4 elements, and a term over it is one over the 4.
+    matrix = np.array([[1.0, -2.0], [3.0, -4.0]])
+    selected = pn.select({"w": matrix})
+    assert repr(selected).startswith("Selection, 1 of 1 parameters, 4 of 4 elements")
+    assert selected["w"] is matrix
+    assert pn.l1(selected) == pn.l1(matrix.reshape(4)) == 10.0
+
+
+def test_models_in_a_nest_are_selected_with_their_names() -> None:
+    parts = {"encoder": nn.Linear(2, 3), "scales": [torch.ones(2, requires_grad=True)]}
+    assert list(pn.select(parts)) == ["encoder.weight", "encoder.bias", "scales.0"]
+    assert list(pn.select(parts, types=nn.Linear, ndim=2)) == ["encoder.weight"]
+
+
+def test_the_state_of_an_optimizer_is_an_error() -> None:
+    import jax.numpy as jnp
+    import optax
+
+    params = {"w": jnp.ones(2)}
+    state = optax.adam(0.1).init(params)
+    for given in (state, {"params": params, "state": state}):
+        with pytest.raises(pn.OptionError, match='model="ScaleByAdamState"; expected the parameters of a model, not'):
+            pn.select(given)
+    with pytest.raises(pn.OptionError, match="expected the parameters without the optimizer"):
+        pn.select({"params": params, "opt_state": ()})
 
 
 def test_tensors_in_nests_that_need_no_gradient_are_frozen() -> None:

@@ -152,6 +152,14 @@ def test_step_offers_input_prediction_target_and_what_is_passed():
     assert seen["noise"] == "noise"
 
 
+def test_parameters_that_are_not_trained_are_no_input():
+    model = Network()
+    model.layers[0].requires_grad_(False)
+    metrics = stepper(SPARSITY, model=model, lr=0.0)(*batch())
+    assert metrics["sparsity"] == pytest.approx(pn.l1(p for p in model.parameters() if p.requires_grad).item())
+    assert metrics["sparsity"] < pn.l1(model.parameters()).item()
+
+
 def test_state_is_kept_between_steps_and_survives_a_restart(tmp_path: Path):
     term = pn.Normalized(SPARSITY, decay=0.5)
     step = stepper(term)
@@ -168,6 +176,29 @@ def test_state_is_kept_between_steps_and_survives_a_restart(tmp_path: Path):
     size = pn.l1(step.model.parameters()).item()
     again(*batch())
     assert again.output["sparsity"].value.item() == pytest.approx(size / (0.5 * scale + 0.5 * size))
+
+
+def counting(prediction: Any, state: Any = None) -> Any:
+    """A term whose state does not look at its value."""
+    return pn.Evaluation(prediction.sum(), state=(0.0 if state is None else state) + prediction.detach().sum())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_that_the_scaler_skips_leaves_the_count_and_the_state(parts: int):
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+    model = nn.Linear(3, 1).to(DEVICE, torch.float64)
+    step = stepper(pn.Term(counting, 1e-3, scope="mean"), model=model, scaler=scaler)
+    (x, y), infinite = batch(), torch.full((8, 3), torch.inf, dtype=torch.float64, device=DEVICE)
+    step.accumulate([(x, y)] * parts)
+    before, weight = step.loss.state["counting"].clone(), model.weight.detach().clone()
+    metrics = step.accumulate([(infinite, y)] * parts)
+    assert not np.isfinite(metrics["loss"])
+    assert step.count == 1
+    assert torch.equal(step.loss.state["counting"], before)
+    assert torch.equal(model.weight, weight)
+    step.accumulate([(x, y)] * parts)
+    assert step.count == 2
+    assert torch.isfinite(step.loss.state["counting"])
 
 
 def test_gradient_is_clipped_to_max_norm():
@@ -214,6 +245,10 @@ def test_inputs_that_the_step_passes_itself_raise(name: str):
         ([SPARSITY], {"schedules": {"l2": abs}}, pn.InputError, 'schedules names "l2", .* there is "sparsity"'),
         ([], {"schedules": {"l2": abs}}, pn.InputError, "there is none"),
         ([SPARSITY], {"schedules": {"sparsity": 0.1}}, pn.OptionError, "the schedule of sparsity=0.1; expected a func"),
+        ([L2], {"norms_at": "params"}, pn.OptionError, "norms_at.*expected None, or an input that a term reads: pred"),
+        ([L2], {"norms_at": "prediction", "norms_every": 0}, pn.OptionError, "norms_every=0; expected a whole number"),
+        ([L2], {"norms_at": "prediction", "cosines": 1}, pn.OptionError, "cosines=1"),
+        ([SPARSITY], {"scaler": object()}, pn.OptionError, "scaler.*expected None or a torch.amp.GradScaler"),
         ([SPARSITY], {"max_norm": 0}, pn.OptionError, "max_norm=0; expected None or a number above 0"),
         ([pn.Term(pn.l1, name="loss")], {}, pn.OptionError, 'pipeline="loss"; expected terms of other names than loss'),
         ([pn.Term(pn.l1, name="penalty_total")], {}, pn.OptionError, "penalty_total"),

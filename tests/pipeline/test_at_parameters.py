@@ -1,5 +1,7 @@
 """`gradients.at_parameters`: the norms of all terms at the same place, in JAX."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import penalties as pn
+from penalties import telemetry
 from tests.libraries import JAX, LIBRARIES, TORCH
 
 pytestmark = pytest.mark.skipif(JAX not in LIBRARIES, reason="JAX was not chosen")
@@ -98,6 +101,46 @@ def test_whole_numbers_among_the_parameters_have_no_gradient_and_half_precision_
     out = pn.gradients.at_parameters(called, params, DATA.astype("float32"))
     assert out.gradient["steps"] is None
     assert (out.gradient["w"].dtype, out.gradient["b"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
+class TestEvents:
+    def heard(self, call: Any) -> list[Any]:
+        found: list[Any] = []
+        handler = telemetry.attach(lambda *event: found.append(event))
+        try:
+            call()
+        finally:
+            telemetry.detach(handler)
+        return found
+
+    def test_a_call_emits_what_track_does(self, exact: Any):
+        given: list[Any] = []
+
+        def call() -> None:
+            given.append(pn.gradients.at_parameters(lambda params: called(params, DATA, step=7), PARAMS))
+
+        ((event, measured, metadata),) = self.heard(call)
+        assert event == "gradients.stop"
+        assert metadata["output"] is given[0]
+        assert (metadata["pipeline"], metadata["step"]) == (PIPELINE.name, 7)
+        assert float(measured["total_grad_norm"]) == pytest.approx(float(given[0].total_grad_norm))
+        assert measured["duration"] > 0
+
+    def test_a_sink_gets_the_norms(self, tmp_path: Path):
+        with telemetry.JSONLines(tmp_path / "log.jsonl"):
+            out = pn.gradients.at_parameters(lambda params: called(params, DATA, step=7), PARAMS)
+        (line,) = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
+        assert line["step"] == 7
+        assert str(float(out["size"].grad_norm))[:8] in json.dumps(line)
+
+    def test_inside_a_transform_there_are_no_values_to_emit(self):
+        jitted = jax.jit(lambda params: pn.gradients.at_parameters(called, params, DATA))
+        assert self.heard(lambda: jitted(PARAMS)) == []
+
+    def test_a_step_that_is_traced_is_not_told(self):
+        stepped = jax.jit(lambda params, step: called(params, DATA, step=step))
+        ((_, _, metadata),) = self.heard(lambda: pn.gradients.at_parameters(stepped, PARAMS, jnp.asarray(3)))
+        assert metadata["step"] is None
 
 
 def test_mistakes_are_errors_that_say_what_to_do():

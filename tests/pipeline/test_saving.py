@@ -85,6 +85,18 @@ def test_files_that_are_not_states(tmp_path: Path) -> None:
             pn.load_state(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    "content", [[], {"version": 1}, {"version": 1, "state": 5}, {"version": 1, "state": {"array": "9"}}, {"state": {}}]
+)
+def test_states_that_are_not_of_its_form(tmp_path: Path, content: Any) -> None:
+    import safetensors.numpy
+
+    header = {"penalties": json.dumps(content)}
+    (tmp_path / "state").write_bytes(safetensors.numpy.save({}, metadata=header))
+    with pytest.raises(pn.InputError, match="was not written by save_state"):
+        pn.load_state(tmp_path / "state")
+
+
 def test_another_version(tmp_path: Path) -> None:
     import safetensors.numpy
 

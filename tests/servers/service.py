@@ -365,7 +365,13 @@ def _sample(client: Any, asked: Any, count: int) -> bytes:
         return sample_body(drawn)
     datum = Datum(ModelInput.from_ints(tokens[:-1]), {"target_tokens": np.asarray(tokens[1:])})
     scored = client.forward([datum], "cross_entropy").result(ANSWER_S).loss_fn_outputs[0]["logprobs"]
-    return sample_body(drawn, [float("nan"), *scored.to_numpy().tolist()])
+    prompt = [float("nan"), *scored.to_numpy().tolist()]
+    count = asked.get("topk_prompt_logprobs") or 0
+    if not count:
+        return sample_body(drawn, prompt)
+    graph = client.forward_with_graph([datum], ["logits"], evaluate=True).result(ANSWER_S)
+    best = graph.packed["logits"].float().log_softmax(-1).topk(count)
+    return sample_body(drawn, prompt, (best.indices.numpy(), best.values.numpy()))
 
 
 def digest_of(body: bytes) -> str:

@@ -85,8 +85,12 @@ def output_body(output: Any) -> bytes:
     return message.SerializeToString()
 
 
-def sample_body(response: Any, prompt_logprobs: Sequence[float] | None = None) -> bytes:
-    """What a sampler gives."""
+def sample_body(
+    response: Any,
+    prompt_logprobs: Sequence[float] | None = None,
+    best: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None,
+) -> bytes:
+    """What a sampler gives; `best` are the likeliest tokens at each position of the prompt but the first."""
     message = pb.SampleResponse()
     for sequence in response.sequences:
         message.sequences.add(
@@ -96,4 +100,15 @@ def sample_body(response: Any, prompt_logprobs: Sequence[float] | None = None) -
         )
     if prompt_logprobs is not None:
         message.prompt_logprobs = np.asarray(prompt_logprobs, np.float32).tobytes()
+    if best is not None:
+        # Nothing is known about the first.
+        tokens, logprobs = (np.pad(one, ((1, 0), (0, 0))) for one in best)
+        message.topk_prompt_logprobs.CopyFrom(
+            pb.TopkLogprobs(
+                token_ids=tokens.astype(np.int32).tobytes(),
+                logprobs=logprobs.astype(np.float32).tobytes(),
+                k=tokens.shape[1],
+                length=len(tokens),
+            )
+        )
     return message.SerializeToString()

@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from ..errors import PenaltiesError
 
-__all__ = ["ConfigError", "DataError", "Problem", "counted", "joined", "nearest", "shown", "toml_key", "toml_value"]
+__all__ = ["ConfigError", "DataError", "Problem", "counted", "joined", "nearest", "shown", "sized"]
+__all__ += ["toml_key", "toml_value"]
 
 _LONGEST: Final = 60
 """Characters of a value that a message shows."""
@@ -97,6 +98,19 @@ def toml_value(value: Any) -> str:
 def toml_key(key: str) -> str:
     """A key of a TOML table, in quotes if it needs them."""
     return key if key and all(sign.isalnum() or sign in "-_" for sign in key) else json.dumps(key, ensure_ascii=False)
+
+
+def sized(count: float) -> str:
+    """A number of bytes.
+
+    >>> sized(900), sized(123_456_789), sized(79.6e9)
+    ('900 B', '123 MB', '79.6 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
 
 
 def joined(names: Iterable[str], last: str = "or") -> str:

@@ -33,7 +33,8 @@ class Executor:
 
     `max_workers` threads and as many processes run terms at once; they start with the first term that needs them.
     `timeout` is for terms that have none of their own, in seconds. `sequential` runs every term here, in order, for
-    debugging. Use it in a `with`, or call `close`: nothing stays behind.
+    debugging. `streams` are descriptors that processes have as standard output and error, instead of this process's
+    own; keep them open until it is closed. Use it in a `with`, or call `close`: nothing stays behind.
 
     >>> import torch
     >>> import penalties as pn
@@ -50,7 +51,14 @@ class Executor:
     tensor([ 2., -3.])
     """
 
-    def __init__(self, max_workers: int | None = None, timeout: float = 30.0, sequential: bool = False) -> None:
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        timeout: float = 30.0,
+        sequential: bool = False,
+        *,
+        streams: tuple[int, int] | None = None,
+    ) -> None:
         """Check the options; nothing starts yet."""
         if max_workers is not None:
             check_count("Executor", "max_workers", max_workers, 1)
@@ -59,6 +67,7 @@ class Executor:
         self.max_workers: int = max_workers or os.cpu_count() or 1
         self.timeout: float = check_number("Executor", "timeout", timeout, expected, low=5e-324, high=LONGEST_TIMEOUT)
         self.sequential: bool = bool(sequential)
+        self.streams: tuple[int, int] | None = _checked(streams)
         self._lock = threading.Lock()
         self._pools: dict[str, Any] = {}
         self._closed = False
@@ -218,7 +227,7 @@ class Executor:
             if self._closed:
                 raise RuntimeError("this Executor is closed; make a new one")
             if name not in self._pools:
-                self._pools[name] = _POOLS[name](self.max_workers)
+                self._pools[name] = _POOLS[name](self)
             return self._pools[name]
 
 
@@ -270,24 +279,37 @@ def _close_all(pools: dict[str, Pool], process: int) -> None:
         pools.clear()
 
 
-def _processes(max_workers: int) -> Pool:
+def _checked(streams: tuple[int, int] | None) -> tuple[int, int] | None:
+    if streams is not None:
+        expected = "None, or two open descriptors: for standard output, and for standard error"
+        try:
+            for one in streams:
+                os.fstat(one)
+        except (OSError, TypeError, ValueError) as error:
+            raise OptionError("Executor", "streams", streams, expected) from error
+        if len(streams) != 2:
+            raise OptionError("Executor", "streams", streams, expected)
+    return streams
+
+
+def _processes(executor: Executor) -> Pool:
     if sys.platform == "win32":
         raise OptionError("Executor", "runs", "process", '"thread" on Windows, which cannot fork')
     from .pools.processes import Processes
 
-    return Processes(max_workers)
+    return Processes(executor.max_workers, executor.streams)
 
 
-def _ray(max_workers: int) -> Pool:
+def _ray(executor: Executor) -> Pool:
     from .pools.ray import RayPool
 
-    return RayPool(max_workers)
+    return RayPool(executor.max_workers)
 
 
-_POOLS: Final[dict[str, Callable[[int], Pool]]] = {
-    "thread": Threads,
+_POOLS: Final[dict[str, Callable[[Executor], Pool]]] = {
+    "thread": lambda executor: Threads(executor.max_workers),
     "process": _processes,
-    "async": lambda max_workers: Async(),
+    "async": lambda executor: Async(),
     "ray": _ray,
 }
 """A new pool is one class in a file of its own, and one line here."""

@@ -1,5 +1,6 @@
 """The inside of a worker process: it takes tasks from their slots, evaluates them, and writes the results back."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -87,6 +88,9 @@ class _Serving:
             except Exception as error:
                 self._send(Kind.FAILED, last=True, why=said(error))
                 last = True
+            # In a pipe or a file, what a term printed would wait, and be lost with the process.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stdout.flush()
 
     def _send(self, kind: Kind, *, last: bool = False, nbytes: int = 0, why: str = "") -> None:
         self._connection.sendall(Answer(self._task, kind, last, nbytes, why).packed())

@@ -103,8 +103,8 @@ class Accumulation:
             scaled = {name: weight for name, weight in scaled.items() if name in pipeline}
         if not self._done:
             self._step, self._began = step, time.perf_counter()
-        # Where the trainer brings the base loss, the total of a call is not that of the step.
-        self._announced = batch.alone and self.pipeline.base is not None
+        # Where the trainer brings the base loss, the total of a call is not that of the step; nor are there norms yet.
+        self._announced = batch.alone and self.pipeline.base is not None and measure is None
         with contextlib.nullcontext() if self._announced else unannounced(pipeline, step):
             output = pipeline(weights=scaled, step=step, state=self.state, **inputs)
             total = output.total
@@ -167,7 +167,8 @@ class Accumulation:
     def announce(self, output: LossOutput) -> None:
         """Emit the events of the step that was finished last, as those of one call that returned this output.
 
-        A step of one micro-batch on one rank, whose pipeline has the base loss, was one call and has emitted its own.
+        A step of one micro-batch on one rank, whose pipeline has the base loss, was one call and has emitted its own,
+        unless norms were taken of it.
         """
         if not self._announced:
             seconds = time.perf_counter() - self._began

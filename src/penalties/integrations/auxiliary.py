@@ -71,6 +71,15 @@ class Collected(Mapping[str, Any]):
         """Forget what was collected so far, as between the steps of a loop inside one `with` block."""
         self.values_by_name.clear()
 
+    def mark(self) -> Mapping[str, int]:
+        """How much was collected so far, for `rewind`."""
+        return {name: len(values) for name, values in self.values_by_name.items()}
+
+    def rewind(self, mark: Mapping[str, int]) -> None:
+        """Forget what was collected since."""
+        kept = {name: values[: mark.get(name, 0)] for name, values in self.values_by_name.items()}
+        self.values_by_name = {name: values for name, values in kept.items() if values}
+
     def __iter__(self) -> Iterator[str]:
         """The qualified names, by name in the order of the first calls."""
         return iter([f"{name}.{call}" for name, values in self.values_by_name.items() for call in range(len(values))])

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-__all__ = ["average", "averaged", "loss", "measuring", "ranks", "reduce", "replicas", "synchronized", "track"]
+__all__ = [
+    "average",
+    "averaged",
+    "check_wrappers",
+    "loss",
+    "measuring",
+    "ranks",
+    "reduce",
+    "replicas",
+    "synchronized",
+    "track",
+]
 
 
 def ranks(group: Any = None) -> int:
@@ -41,6 +52,7 @@ def replicas(model: Any) -> "tuple[int, ProcessGroup | None]":
 
     The wrapper may be inside: `torch.compile(DistributedDataParallel(…))`, or layers that are sharded one by one.
     """
+    check_wrappers("replicas", model)
     ddp, sharded = _wrappers(model)
     if (ddp and sharded) or len(ddp) > 1:
         names = [type(module).__name__ for module in (*ddp, *sharded)]
@@ -58,6 +70,14 @@ def replicas(model: Any) -> "tuple[int, ProcessGroup | None]":
             raise OptionError("replicas", "the mesh of the model", given, expected)
         return ranks(), None
     return 1, None
+
+
+def check_wrappers(function: str, model: Any) -> None:
+    """Raise where a model, or a part of it, is under FSDP1: its parameters are then pieces of flat arrays."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp and ranks() > 1 and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        expected = "fully_shard(model) of torch.distributed.fsdp, whose parameters are whole to a term"
+        raise OptionError(function, "the model", "FullyShardedDataParallel", expected)
 
 
 def _wrappers(model: Any) -> tuple[list[Any], list[Any]]:
@@ -147,34 +167,36 @@ def track(
 
 
 def measuring(
-    name: str, inputs: Mapping[str, Any], batch: MicroBatch, base: Any, *, cosines: bool
+    name: str, inputs: Mapping[str, Any], batch: MicroBatch, base: Any = None, *, cosines: bool, group: Any = None
 ) -> Callable[[LossOutput, Mapping[str, Scope | None]], LossOutput]:
     """What `Accumulation.add` calls for norms and cosines at an input, of micro-batches of which each rank has one.
 
     They are those of an optimizer step of these micro-batches alone, the same on each rank; every rank must come here.
-    `base` is the trainer's own loss, as it is to be given to the trainer.
+    `base` is the trainer's own loss, as it is to be given to the trainer; None where the pipeline has it.
     """
     import torch
 
     point = {"wrt" if name == PARAMS else "at": lookup("norms_at", inputs, name)}
-    # The mean over the micro-batch, whatever the trainer divides by.
-    share = torch.as_tensor(batch.share("mean"), device=base.device)
-    mean = base * torch.where(share > 0, batch.applied / share, 0.0)
+    mean: Any = None
+    if base is not None:
+        # The mean over the micro-batch, whatever the trainer divides by.
+        share = torch.as_tensor(batch.share("mean"), device=base.device)
+        mean = base * torch.where(share > 0, batch.applied / share, 0.0)
 
     def measured(out: LossOutput, scopes: Mapping[str, Scope | None]) -> LossOutput:
         if batch.ranks == 1:
             return track_here(out, base=mean, cosines=cosines, **point)
         part = batch.part
         if part is not None:
-            together = averaged(part) * batch.ranks
+            together = averaged(part, group) * batch.ranks
             # Where nothing counts, in no process, all parts are 0.
             part = part / (together + (together == 0))
         whole = MicroBatch(ranks=batch.ranks, part=part)
 
         def share_of(name: str) -> Any:
-            return whole.share("mean" if name == BASE else scopes[name] or "mean")
+            return whole.share(scopes.get(name) or "mean")
 
-        return _tracked(out, share_of, **{"at": None, "wrt": None, **point}, base=mean, cosines=cosines, group=None)
+        return _tracked(out, share_of, **{"at": None, "wrt": None, **point}, base=mean, cosines=cosines, group=group)
 
     return measured
 
@@ -259,13 +281,16 @@ def _square(ops: Backend, gradients: Sequence[Any], like: Any) -> Any:
 
 
 def average(out: LossOutput, *, group: "ProcessGroup | None" = None) -> LossOutput:
-    """The output with values whose mean over processes is the term, as `Accumulation.finish` returns them, averaged."""
+    """The output with values whose mean over processes is the term, as `Accumulation.finish` returns them, averaged.
+
+    Norms and cosines stay: `measuring` takes them of all processes.
+    """
     terms = [term for term in out.all if term.value is not None]
     count = ranks(group)
     if count == 1 or not terms:
         return out
     values = _summed([term.value.detach() / count for term in terms], group)
-    return _with_values(out, dict(zip([term.name for term in terms], values, strict=True)))
+    return with_norms(_with_values(out, dict(zip([term.name for term in terms], values, strict=True))), out)
 
 
 def averaged(value: Any, group: "ProcessGroup | None" = None) -> Any:

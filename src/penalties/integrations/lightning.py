@@ -5,6 +5,7 @@ import functools
 import math
 import sys
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ from ..pipeline.saving import pack_state, unpack_state
 from ..pipeline.scope import PARAMS
 from ..training.libraries import library
 from .accumulation import Accumulation
-from .distributed import measuring
+from .distributed import average, averaged, check_wrappers, measuring
 from .scope import MicroBatch
-from .trainers import check_options, logged
+from .trainers import check_options, logged, trained
 
 if TYPE_CHECKING:
     import torch
@@ -45,10 +46,18 @@ class Steps:
         """Its number in its window."""
         self._added = False
         self._bases: list[Any] = []
+        self._scale = math.inf
+        """That of the loss scaler, before the step."""
+        self._trainer: Any = None
+        """A weak reference to the trainer that runs this callback."""
+        self._joined: Any = None
+        """The callbacks of a search, among which this one is only for now."""
         self._warned = False
 
     def penalize(self, module: Any, loss: "torch.Tensor", inputs: Mapping[str, Any]) -> "torch.Tensor":
         """The loss of a training step with the terms added; outside training, the loss as it is."""
+        if self._micro is None and module.trainer.training and self._is_replaced(module.trainer):
+            self._join(module.trainer, module)
         micro = self._micro
         if micro is None:
             if module.trainer.training:
@@ -64,7 +73,7 @@ class Steps:
             )
         given = dict(inputs)
         if PARAMS in self.accumulation.pipeline.reads and PARAMS not in given:
-            given[PARAMS] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+            given[PARAMS] = trained(module)
         step = module.trainer.global_step
         measure = None
         every = module.trainer.log_every_n_steps
@@ -75,13 +84,28 @@ class Steps:
         self._added = True
         return loss + terms
 
+    def _is_replaced(self, trainer: Any) -> bool:
+        """Whether a trainer that knows of the callback has others for now, as in the search for a learning rate."""
+        return self._trainer is not None and self._trainer() is trainer and self not in trainer.callbacks
+
+    def _join(self, trainer: Any, module: Any) -> None:
+        """Run for as long as the trainer has the callbacks that it has now; the batch has begun already."""
+        self._joined = trainer.callbacks
+        trainer.callbacks.append(self)
+        self.on_train_batch_start(trainer, module, None, trainer.fit_loop.batch_idx)
+
     # What Lightning calls.
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Remember the trainer."""
+        self._trainer = weakref.ref(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the state of terms from the checkpoint that training resumes from."""
         if not pl_module.automatic_optimization:
             expected = "True: where you step the optimizer yourself, use pn.train_step, or scale the terms yourself"
             raise OptionError("PenaltiesCallback", "automatic_optimization", False, expected)
+        check_wrappers("PenaltiesCallback", trainer.strategy.model)
         if self._saved is not None:
             data = base64.b64decode(self._saved)
             self.accumulation.state = unpack_state(data, "the checkpoint", "torch", pl_module.device)
@@ -108,6 +132,7 @@ class Steps:
         ranks = trainer.world_size
         self._micro = MicroBatch(count, ranks, applied=1 / (ranks * nominal))
         self._added = False
+        self._scale = _scale(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add up the window where it ends, and log it."""
@@ -122,17 +147,18 @@ class Steps:
             self._bases.pop()
         if not self._bases or (self._index < micro.count - 1 and not trainer.is_last_batch):
             return
-        average = functools.partial(_average, trainer) if micro.ranks > 1 else None
-        self.output = self.accumulation.finish(base=sum(self._bases), average=average)
+        before = self.accumulation.state
+        output = self.accumulation.finish(base=sum(self._bases), average=averaged if micro.ranks > 1 else None)
+        self.output = average(output)
+        if _scale(trainer) < self._scale:
+            # A loss scaler skipped the step, since gradients were not finite.
+            self.accumulation.state = before
         self._bases.clear()
-        self.accumulation.announce(self.output)
+        if trainer.callbacks is not self._joined:
+            self.accumulation.announce(self.output)
         if not _is_logged(trainer):
             return
-        numbers = logged(self.output)
-        # A term's own metrics may depend on the data, and ranks differ in which there are.
-        own = {name: numbers.pop(name) for name in list(numbers) if name.startswith("metrics/")}
-        pl_module.log_dict(numbers, on_step=True, on_epoch=False, sync_dist=micro.ranks > 1, batch_size=1)
-        pl_module.log_dict(own, on_step=True, on_epoch=False, batch_size=1)
+        pl_module.log_dict(logged(self.output), on_step=True, on_epoch=False, batch_size=1)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave nothing of an interrupted step behind."""
@@ -146,6 +172,8 @@ class Steps:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep what a checkpoint held until training starts, when the device is known."""
         self._saved = state_dict["terms"]
+        if self._saved is None:
+            self.accumulation.state = {}
 
 
 class PenaltiesMixin:
@@ -218,11 +246,6 @@ def _is_logged(trainer: Any) -> bool:
     return is_last or (every > 0 and step % every == 0)
 
 
-def _average(trainer: Any, x: Any) -> Any:
-    """The mean over ranks of a tensor or a number."""
-    import torch
-
-    strategy = trainer.strategy
-    if isinstance(x, torch.Tensor):
-        return strategy.reduce(x.detach().clone(), reduce_op="mean")
-    return float(strategy.reduce(torch.tensor(x, dtype=torch.float64, device=strategy.root_device), reduce_op="mean"))
+def _scale(trainer: Any) -> float:
+    """What the loss scaler of the trainer multiplies by; it shrinks after a step that was skipped, and then alone."""
+    return math.inf if trainer.scaler is None else trainer.scaler.get_scale()

@@ -121,21 +121,40 @@ def select(
     _check(found, "exclude", excluding)
     _check_classes(found, classes)
     excluded = {parameter.tie for parameter in found if _any(excluding, parameter)}
+    # Patterns last: a function of the user's sees only what meets the other conditions.
+    conditions: dict[str, tuple[Any, Callable[[Parameter], bool]]] = {
+        "exclude": (exclude, lambda parameter: parameter.tie not in excluded),
+        "types": ([one.__name__ for one in classes], lambda one: not classes or isinstance(one.owner, classes)),
+        "ndim": (ndim, lambda parameter: dimensions(len(parameter.read().shape))),
+        "include": (include, lambda parameter: _any(including, parameter)),
+    }
+    left = found
+    for option, (given, holds) in conditions.items():
+        before, left = left, [parameter for parameter in left if holds(parameter)]
+        if not left:
+            raise _none_left(option, given, before, found)
     taken: dict[Any, Parameter] = {}
-    for parameter in found:
-        if (
-            parameter.tie not in excluded
-            and parameter.tie not in taken
-            and (not classes or isinstance(parameter.owner, classes))
-            and dimensions(len(parameter.read().shape))
-            and _any(including, parameter)
-        ):
-            taken[parameter.tie] = parameter
+    for parameter in left:
+        taken.setdefault(parameter.tie, parameter)
     chosen = {parameter.name: parameter for parameter in taken.values() if parameter.trains}
     if not chosen:
-        reason = "parameters that train: all that match are frozen" if taken else "parameters that meet all conditions"
-        raise OptionError("select", "include", include, f"{reason}; the model has {len(found)}")
+        expected = "parameters that train: all that match are frozen"
+        raise OptionError("select", "model", type(model).__name__, expected)
     return Selection(chosen, found, len(taken) - len(chosen))
+
+
+def _none_left(option: str, given: Any, before: Sequence[Parameter], found: Sequence[Parameter]) -> OptionError:
+    """The error for a condition that none of the parameters meets that the conditions before it left."""
+    count, there = len({parameter.tie for parameter in before}), len({parameter.tie for parameter in found})
+    which = f"the {count} parameters" if count == there else f"the {count} of {there} parameters that the others leave"
+    sizes = sorted({len(parameter.read().shape) for parameter in before})
+    expected = {
+        "exclude": f"patterns that leave some of {which}",
+        "types": f"classes of modules that have some of {which}",
+        "ndim": f"a number of dimensions that some of {which} have: {', '.join(map(str, sizes))}",
+        "include": f"patterns that match some of {which}",
+    }
+    return OptionError("select", option, given, expected[option])
 
 
 def _any(patterns: Sequence[Pattern], parameter: Parameter) -> bool:

@@ -1,12 +1,16 @@
-"""What the adapters for trainers share: the options that they check, and what they log."""
+"""What the adapters for trainers share: the options that they check, `params`, and what they log."""
 
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from ..backends.torch.sharded import is_sharded
 from ..errors import OptionError
 from ..functional.options import check_flag
 from ..pipeline import LossOutput, Pipeline
 
-__all__ = ["check_options", "logged"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["check_norms", "check_options", "logged", "trained"]
 
 _UNLOGGED: Final = "time/"
 """Durations: those of terms on a device are the time to launch."""
@@ -18,10 +22,24 @@ def check_options(adapter: str, pipeline: Pipeline, norms_at: str | None, cosine
         raise OptionError(adapter, "pipeline", pipeline, "a Pipeline")
     if pipeline.base is not None:
         raise OptionError(adapter, "pipeline", pipeline.name, f"one without a base: {base} is the base")
+    check_norms(adapter, pipeline, norms_at, cosines)
+
+
+def check_norms(adapter: str, pipeline: Pipeline, norms_at: str | None, cosines: bool) -> None:
+    """Raise unless a term reads `norms_at`."""
     if norms_at is not None and norms_at not in pipeline.reads:
         expected = f"None, or an input that a term reads: {', '.join(sorted(pipeline.reads))}"
         raise OptionError(adapter, "norms_at", norms_at, expected)
     check_flag(adapter, "cosines", cosines)
+
+
+def trained(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
+    """The parameters that are trained, by name: what terms read as `params`.
+
+    Under FSDP2 a shard may be empty: PyTorch then returns the gradient of a whole parameter, which does not fit it.
+    """
+    leaves: dict[str, Any] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: p.redistribute(placements=p.placements) if is_sharded(p) else p for name, p in leaves.items()}
 
 
 def logged(output: LossOutput) -> dict[str, Any]:

@@ -11,18 +11,21 @@ from ..errors import GradientError
 from ..telemetry import events
 from .evaluation import Evaluation
 from .output import LossOutput
+from .output.reading import is_traced
 from .plan import Job
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-__all__ = ["Announcer", "Started", "are_heard", "numbered", "unannounced"]
+__all__ = ["Announcer", "Started", "are_heard", "note", "noted", "numbered", "unannounced"]
 
 _calls: Final = itertools.count(1)
 _outer: Final[ContextVar[int | None]] = ContextVar("call", default=None)
 """The number of the operation that the next call is part of."""
 _part: Final[ContextVar[bool]] = ContextVar("part", default=False)
 """Whether calls are parts of a step, which is announced as a whole."""
+_noted: Final[ContextVar[dict[str, Any] | None]] = ContextVar("noted", default=None)
+"""Where a call inside a transform, which announces nothing, leaves what it is."""
 
 
 @contextmanager
@@ -52,6 +55,24 @@ def unannounced(pipeline: "Pipeline | None" = None, step: Any = None) -> Generat
         raise
     else:
         _part.reset(token)
+
+
+@contextmanager
+def noted() -> Generator[dict[str, Any]]:
+    """The name of the pipeline and the step of the last call in here, for one who announces it once it has values."""
+    found: dict[str, Any] = {}
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def note(pipeline: "Pipeline", step: Any) -> None:
+    """Leave word of a call that a transform of JAX traces."""
+    found = _noted.get()
+    if found is not None:
+        found.update(pipeline=pipeline.name, step=None if is_traced(step) else step)
 
 
 def are_heard() -> bool:

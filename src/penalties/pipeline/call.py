@@ -9,7 +9,7 @@ from ..functional.options import is_whole
 from ..telemetry import events
 from . import checks
 from .accumulating import check_leaves, prepare
-from .announcing import Announcer
+from .announcing import Announcer, note
 from .combine import Combination
 from .fused import FusedElements
 from .inputs import INPUT, CallInputs, check_spelling, check_unmapped, prepared
@@ -51,6 +51,8 @@ def run_call(
         record = None
         if not inputs.transformed:
             record = checks.Record.of(pipeline, jobs, inputs, state, call=announcer.call, step=step)
+        elif inputs.ops is not None and inputs.ops.LIBRARY == "JAX" and events.handlers:
+            note(pipeline, step)
         if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
             raise CheckError(findings)
         targets = _targets(jobs, inputs, gradients)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from ..backends import Backend, owner
@@ -10,9 +10,10 @@ from ..backends.jax.composition import values_and_gradients
 from ..errors import BackendError, GradientError, OptionError
 from ..functional.nests import Nest, flatten
 from ..telemetry import events
-from .announcing import are_heard
+from .announcing import are_heard, noted
 from .combine import compared
 from .output import BASE, LossOutput, TermOutput
+from .output.reading import is_traced
 from .sums import Sums
 
 __all__ = ["at_parameters", "norm", "track"]
@@ -150,8 +151,11 @@ def with_norms(output: LossOutput, measured: LossOutput) -> LossOutput:
     )
 
 
-def announce(output: LossOutput, duration: float) -> None:
-    """Emit what was measured, with the number and the step of its call, so that sinks put both together."""
+def announce(output: LossOutput, duration: float, of: Mapping[str, Any] | None = None) -> None:
+    """Emit what was measured, with the number and the step of its call, so that sinks put both together.
+
+    `of` is the pipeline and the step of a call that was not announced itself.
+    """
     if not are_heard():
         return
     record = output.record
@@ -160,6 +164,7 @@ def announce(output: LossOutput, duration: float) -> None:
         "call": None if record is None else record.call,
         "pipeline": None if record is None else record.pipeline.name,
         "step": None if record is None else record.step,
+        **(of or {}),
         "output": output,
     }
     events.emit("gradients.stop", measured, metadata)
@@ -193,7 +198,8 @@ def at_parameters(
     of terms that read the parameters themselves. It works inside `jax.jit`.
 
     `out.gradient` has the structure of `params`, for the optimizer: it is what `jax.grad` of the total returns, with
-    weights that count as constants. `cosines` and `keep` are those of `value_and_grad`.
+    weights that count as constants. `cosines` and `keep` are those of `value_and_grad`. Handlers and sinks get the
+    event `gradients.stop`, as from `track`, unless a transform such as `jax.jit` is around it.
 
     >>> import jax.numpy as jnp
     >>> import penalties as pn
@@ -225,7 +231,9 @@ def at_parameters(
             raise OptionError("at_parameters", "fn", type(out).__name__, "a function that returns a pipeline's output")
         return [term.value for term in out.all if _is_float(ops, term.value)], out
 
-    _, out, found = values_and_gradients(values_of, points)
+    start = time.perf_counter()
+    with noted() as call:
+        _, out, found = values_and_gradients(values_of, points)
     gradients = iter(found)
     none = [None] * len(points)
     by_term = [next(gradients) if _is_float(ops, term.value) else none for term in out.all]
@@ -236,7 +244,10 @@ def at_parameters(
     if output.total_grad_norm is None:
         raise GradientError("at_parameters: no term depends on params; use the params that fn is called with")
     summed = [gradient.astype(point.dtype) for gradient, point in zip(total, points, strict=True)]
-    return dataclasses.replace(output, gradient=structure(summed))
+    output = dataclasses.replace(output, gradient=structure(summed))
+    if not is_traced(output.total, *summed):
+        announce(output, time.perf_counter() - start, call)
+    return output
 
 
 def _is_float(ops: Backend, value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ..backends import owner
-from ..errors import InputError, MissingLibraryError, OptionError, TermError
+from ..errors import InputError, MissingLibraryError, OptionError, PenaltiesError, TermError, said
 from ..files import write_atomically
 from .kinds import described, is_mapping, is_row
 
@@ -92,17 +92,27 @@ def unpack_state(
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
         content = json.loads(header["__metadata__"][_METADATA])
+        version, state = content["version"], content["state"]
     except Exception as error:
-        raise InputError(f"load_state: {source} was not written by save_state ({error})") from error
-    if content["version"] != _VERSION:
-        raise InputError(f"load_state: {source} has version {content['version']}; this library reads {_VERSION}")
+        raise _foreign(source, error) from error
+    if version != _VERSION:
+        raise InputError(f"load_state: {source} has version {version}; this library reads {_VERSION}")
 
     def made(packed: Mapping[str, Any]) -> Any:
         # Files of older versions do not say the library.
         chosen = library or packed.get("library", "numpy")
         return _array(arrays[packed["array"]], chosen, packed.get("dtype"), device)
 
-    return _unpacked(content["state"], made)
+    try:
+        return _unpacked(state, made)
+    except PenaltiesError:
+        raise
+    except Exception as error:
+        raise _foreign(source, error) from error
+
+
+def _foreign(source: str, error: Exception) -> InputError:
+    return InputError(f"load_state: {source} was not written by save_state ({said(error)})")
 
 
 def _safetensors() -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ..errors import InputError
-from .reading import logprobs_of, targets_of, weights_of
+from .reading import inputs_of, like, logprobs_of, targets_of, weights_of, with_inputs
 
 __all__ = ["Batch"]
 
@@ -44,6 +44,21 @@ class Batch(NamedTuple):
         masks = [mask if mask.ndim == 1 else mask.any(-1) for mask in masks]
         candidates = shapes[0][1] if len(shapes[0]) == 2 else None
         return cls(listed, shapes, tuple(shape[0] for shape in shapes), masks, candidates)
+
+    def widened(self, tokens: Sequence[Sequence[np.ndarray[Any, Any]]]) -> "Batch":
+        """The batch with more targets: after the one of a position come tokens, (N, K) of each datum, in any number.
+
+        They have no weight.
+        """
+        made: list[Any] = []
+        for index, (datum, more) in enumerate(zip(self.data, tokens, strict=True)):
+            given = inputs_of(index, datum)["target_tokens"]
+            targets, weights = targets_of(index, datum), weights_of(index, datum, self.shapes[index])
+            wide = np.concatenate([targets[:, None], *more], axis=1).astype(np.int64)
+            padding = ((0, 0), (0, wide.shape[1] - 1))
+            arrays = {"target_tokens": wide, "weights": np.pad(weights[:, None], padding).astype(np.float32)}
+            made.append(with_inputs(datum, {name: like(given, array) for name, array in arrays.items()}))
+        return Batch.of(made)
 
     def logprobs(self, output: Any) -> list[np.ndarray[Any, Any]]:
         """The log-probabilities in the output of a forward, one array per datum, each with the shape of its targets."""

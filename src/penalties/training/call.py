@@ -27,9 +27,10 @@ from .libraries import library
 from .merging import merged
 from .objective import FUNCTION, Objective, objective_of
 from .packing import FLAT, LOGITS, LOGPROBS, PACKED
-from .references import Provider, checked
+from .references import Provider, checked, checked_likeliest
 from .sdk import data_for
 from .surrogates import FORWARD, Surrogate, forward_data, surrogate_of
+from .widening import Widening, top_k_of
 
 __all__ = ["Call", "is_provider"]
 
@@ -83,18 +84,21 @@ class Call:
             timeout,
             candidates=self.batch.candidates,
             local=self.local,
+            top_k=[name for name, reference in self.references.items() if top_k_of(reference) is not None],
         )
-        if self.batch.candidates is not None and not (self.surrogate.rows or self.local):
+        self.wide: Widening = Widening.of(self.objective.reads, self.references)
+        self.whole: Batch = self.batch
+        """What goes through the model: the batch, perhaps with more targets."""
+        several = self.wide.targets if self.wide.counts else self.batch.candidates
+        if several is not None and not (self.surrogate.rows or self.local):
             raise InputError(
-                f'datum 0: has {self.batch.candidates} targets per position; server="{server}" is sent its gradient '
+                f'datum 0: has {several} targets per position; server="{server}" is sent its gradient '
                 f"by {self.surrogate.loss_fn}, which takes one"
             )
         self.executor: Executor = _shared_executor(os.getpid()) if executor is None else executor
         if not isinstance(cast("object", self.executor), Executor):
             raise OptionError(FUNCTION, "executor", executor, "an Executor")
-        self.wrt: list[str] | None = None
-        if self.norms and not self.at_parameters:
-            self.wrt = [PACKED, *self.objective.local]
+        self.wrt: list[str] | None = self._wrt()
         self.arrived: Future[Any] = Future()
         self.graph: Any = None
         self.leaves: dict[str, Any] = {}
@@ -102,7 +106,19 @@ class Call:
         self._step: Any = None
         self._tell: Callable[..., None] | None = None
         self._started: list[tuple[Any, Future[Any]]] = []
+        self._likeliest: dict[str, Future[Any]] = {}
+        """What references with `top_k` have."""
         self._sent = False
+
+    def _wrt(self) -> list[str] | None:
+        if not self.norms or self.at_parameters:
+            return None
+        return [PACKED, *self.wide.inputs, *self.objective.local]
+
+    def narrow(self) -> None:
+        """Leave out the likeliest tokens of references: no term of this step reads them."""
+        self.wide = Widening({})
+        self.wrt = self._wrt()
 
     # The frame: events, and what is undone if the call fails.
 
@@ -165,16 +181,27 @@ class Call:
 
     def begin(self) -> dict[str, Any]:
         """Send the forward and request the references; returns the inputs of the terms, some of them futures."""
-        pending: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in self.objective.local}}
-        if self.local and (self.objective.local or not self.evaluate):
-            options = {"evaluate": True} if self.evaluate else {}
-            forward = self.client.forward_with_graph(self.batch.data, **self.requested, **options)
-            read = self._from_graph
-        else:
-            forward = self.client.forward(data_for(self.client, forward_data(self.batch.data)), FORWARD)
-            read = self._from_output
+        others = (*self.wide.inputs, *self.objective.local)
+        pending: dict[str, Future[Any]] = {PACKED: self.arrived, **{name: Future() for name in others}}
+        on_graph = self.local and bool(self.objective.local or not self.evaluate)
+        options = {"evaluate": True} if self.evaluate else {}
+
+        def send() -> Any:
+            if on_graph:
+                return self.client.forward_with_graph(self.whole.data, **self.requested, **options)
+            return self.client.forward(data_for(self.client, forward_data(self.whole.data)), FORWARD)
+
+        # Now, unless its targets are yet to come.
+        forward = None if self.wide.counts else send()
         inputs: dict[str, Any] = {**self.given(), **pending, **self.reference_logits(self.batch.data)}
-        resolve(pending, lambda: self.leaves_of(read(result_of(forward))))
+
+        def leaves() -> dict[str, Any]:
+            if self.wide.counts:
+                self.whole = self.wide.batch(self.batch, {name: one.result() for name, one in self._likeliest.items()})
+            found = result_of(send() if forward is None else forward)
+            return self.leaves_of(self._from_graph(found) if on_graph else self._from_output(found))
+
+        resolve(pending, leaves)
         return {name: inputs[name] for name in {*self.objective.reads, *(self.wrt or ())}}
 
     def given(self) -> dict[str, Any]:
@@ -189,8 +216,11 @@ class Call:
             }
             wanted = {form: make for form, make in forms.items() if form in self.objective.reads}
             # A reference that no term reads is not requested: that saves a forward.
-            if wanted:
+            if wanted or name in self.wide.counts:
                 arrays = self._requested(name, reference) if is_provider(reference) else resolved(reference)
+                if top_k_of(reference) is not None:
+                    self._likeliest[name] = arrays
+                    arrays = mapped(arrays, lambda pairs: [logprobs for _, logprobs in pairs])
                 inputs |= {form: mapped(arrays, make) for form, make in wanted.items()}
         return inputs
 
@@ -215,6 +245,9 @@ class Call:
         self._started.append((provider, future))
 
         def check(arrays: Any) -> Any:
+            count = top_k_of(provider)
+            if count is not None:
+                return checked_likeliest(name, arrays, self.batch.data, count)
             found = checked(name, arrays, self.batch.data)
             if _per_target(found) != _per_target(provider):
                 given = "one number per target" if _per_target(found) else "one number per datum"
@@ -239,17 +272,18 @@ class Call:
         return Logits(logits.hidden.to(self.device), logits.weight.to(self.device), bias, logits.softcap)
 
     def _from_output(self, output: Any) -> dict[str, Any]:
-        return {PACKED: self._tensor(np.concatenate(self.batch.logprobs(output)))}
+        return self.wide.split(self._tensor(np.concatenate(self.whole.logprobs(output))))
 
     def _from_graph(self, graph: Any) -> dict[str, Any]:
         self.graph = graph
-        self.batch.logprobs(graph.output)
+        self.whole.logprobs(graph.output)
         return self.tensors_of(graph)
 
     def tensors_of(self, graph: Any) -> dict[str, Any]:
         """The tensors of a graph, by the names of the inputs."""
         tensors = {**graph.packed, "params": graph.inputs["params"]}
-        return {name: tensors[name.removeprefix(FLAT)] for name in (PACKED, *self.objective.local)}
+        local = {name: tensors[name.removeprefix(FLAT)] for name in self.objective.local}
+        return {**self.wide.split(tensors[LOGPROBS]), **local}
 
     def leaves_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors, detached from the model."""
@@ -287,10 +321,10 @@ class Call:
         return True
 
     def gradient(self, outputs: Sequence[LossOutput], data: range) -> dict[str, Any]:
-        """The gradient at each leaf, checked; `data` are those that the leaves are about."""
+        """The gradient at each tensor of the model, checked; `data` are those that the leaves are about."""
         found: dict[str, Any] = trees.map_arrays(lambda leaf: leaf.grad, self.leaves)
         self._check_finite(found, outputs, data)
-        return found
+        return self.wide.join(found)
 
     def _measured(self, output: LossOutput) -> LossOutput:
         """The output with the norm of each term's gradient at the parameters, if requested."""
@@ -300,7 +334,7 @@ class Call:
 
         def slopes(value: Any) -> list[Any]:
             found = self.torch.autograd.grad(value, flat.leaves, retain_graph=True, allow_unused=True)
-            return list(self.graph.pulled(flat.rebuild(found)).values())
+            return list(self.graph.pulled(self.wide.join(flat.rebuild(found))).values())
 
         count = len(self.graph.inputs["params"])
         return measure(output, slopes, count, "the parameters", cosines=self.cosines)
@@ -328,7 +362,7 @@ class Call:
         pipeline = self.objective.pipeline
         for term in pipeline.all_terms:
             found = output.base if term is pipeline.base else output.terms.get(term.name)
-            reads = {PACKED, *self.objective.local} & set(term.inputs.values())
+            reads = {PACKED, *self.wide.inputs, *self.objective.local} & set(term.inputs.values())
             if found is not None and found.value is not None and reads and term.differentiable:
                 raise GradientError(
                     f"{term.name}: its value has no gradient, so the model would learn nothing; compute it from the "
@@ -340,12 +374,12 @@ class Call:
         if self.graph is not None:
             sent = self.graph.submit(gradients)
         else:
-            leaf = self.leaves[LOGPROBS]
+            leaf = self.wide.join(self.leaves)[LOGPROBS]
             slope = self.torch.zeros_like(leaf) if gradients[LOGPROBS] is None else gradients[LOGPROBS]
             before, arrays = (
                 [part.float().numpy() for part in flat.split(self.batch.lengths)] for flat in (leaf.detach(), slope)
             )
-            request = self.surrogate.data(self.batch.data, before, arrays)
+            request = self.surrogate.data(self.whole.data, before, arrays)
             sent = self.client.forward_backward(data_for(self.client, request), self.surrogate.loss_fn)
         return self.sent(sent, output)
 

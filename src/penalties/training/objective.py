@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..pipeline import Pipeline, Term
 from ..pipeline.output import BASE
 from ..pipeline.term import CALL_ARGUMENTS
 from . import losses
-from .packing import ALWAYS, FLAT, LOCAL, LOGITS, LOGPROBS, PACKED, is_local, packed
+from .packing import ALWAYS, FLAT, LOCAL, LOGITS, LOGPROBS, PACKED, is_local, likeliest_of, packed
 from .separable import Separation, is_ambiguous, separation_of
 from .shares import shares_of
 
@@ -47,11 +47,13 @@ def objective_of(
     *,
     candidates: int | None,
     local: bool,
+    top_k: Collection[str] = (),
 ) -> Objective:
     """The objective for these arguments; equal arguments return the same object.
 
-    `references` says of each whether it has one number per target, or one per datum. `candidates` is the number of
-    targets per position, None for one sampled token; `local` says that the model is in this process.
+    `references` says of each whether it has one number per target, or one per datum; those in `top_k` have the
+    likeliest tokens at each position instead. `candidates` is the number of targets per position, None for one sampled
+    token; `local` says that the model is in this process.
     """
     terms = _terms(regularizers)
     for name in references:
@@ -65,8 +67,9 @@ def objective_of(
     # By identity: a term that is created again is also sent to its worker again.
     kept: list[Any] = [loss_fn, terms]
     loss_key = _content(loss_fn, kept) if isinstance(loss_fn, Mapping) else id(loss_fn)
-    key = (loss_key, tuple(map(id, terms)), tuple(references.items()), timeout, candidates is None, local)
-    return _objectives.get(key, kept, lambda: _made(loss_fn, terms, references, timeout, candidates, local))
+    tops = tuple(name for name in references if name in top_k)
+    key = (loss_key, tuple(map(id, terms)), tuple(references.items()), tops, timeout, candidates is None, local)
+    return _objectives.get(key, kept, lambda: _made(loss_fn, terms, references, tops, timeout, candidates, local))
 
 
 class _Recent(Generic[T]):
@@ -147,12 +150,14 @@ def _made(
     loss_fn: Any,
     terms: Sequence[Term],
     references: Mapping[str, bool],
+    top_k: Sequence[str],
     timeout: float | None,
     candidates: int | None,
     local: bool,
 ) -> Objective:
     flat = [name for name, per_target in references.items() if per_target]
     known = {*ALWAYS, *references, *(f"{FLAT}{name}" for name in flat)}
+    known |= {f"{start}.{name}" for name in top_k for start in (LOGPROBS, PACKED)}
     if local:
         known |= {f"{start}{name}{LOGITS}" for name in flat for start in ("", FLAT)}
 
@@ -162,10 +167,11 @@ def _made(
             term = term.replace(timeout=timeout)
         return packed(term, known, rows=candidates is not None, local=local)
 
-    base = None if loss_fn is None else _base(loss_fn, list(references))
+    base = None if loss_fn is None else _base(loss_fn, [name for name in references if name not in top_k])
     pipeline = Pipeline([ready(term) for term in terms], base=None if base is None else ready(base))
     for term in pipeline.all_terms:
         _check_kind(term, candidates)
+        _check_likeliest(term, top_k, candidates)
         if is_ambiguous(term):
             expected = '"tokens" or "sequences": it is a mean, and reads an array for each datum'
             raise OptionError(term.name, "separable", True, expected)
@@ -191,6 +197,36 @@ def _check_kind(term: Term, candidates: int | None) -> None:
         raise InputError(
             f"{term.name}: {name} needs one sampled token per position, but these target_tokens have several "
             f"that were not sampled; use {_penalty_with('divergence', facts.estimates)}"
+        )
+
+
+def _check_likeliest(term: Term, top_k: Sequence[str], candidates: int | None) -> None:
+    """Raise for a term over the likeliest tokens of references that it cannot be computed over."""
+    names = [name.removeprefix(FLAT) for name in term.inputs.values()]
+    tokens = {name: name if name in top_k else likeliest_of(name) for name in names}
+    reads = {name: of for name, of in tokens.items() if of is not None}
+    if not reads:
+        return
+    if candidates is not None:
+        raise InputError(
+            f"{term.name}: reads {next(iter(reads))}, of the likeliest tokens of a reference, but these target_tokens "
+            "have several per position; pass target_tokens of shape (N,)"
+        )
+    facts = facts_of(term.fn)
+    if facts is None:
+        return
+    name = facts.function.__name__
+    if facts.estimates is not None:
+        raise InputError(
+            f"{term.name}: {name} needs one sampled token per position, but {next(iter(reads))} has the likeliest "
+            f"tokens, which were not sampled; use {_penalty_with('divergence', facts.estimates)}"
+        )
+    arrays = [one for one in names if one != "mask"]
+    if len(arrays) > 1 and (len(reads) < len(arrays) or len(set(reads.values())) > 1):
+        one = next(iter(reads.values()))
+        raise InputError(
+            f"{term.name}: {name} compares {' with '.join(arrays)}, which are of different tokens; expected "
+            f"logprobs.{one} and {one}"
         )
 
 

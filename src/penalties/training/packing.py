@@ -14,7 +14,8 @@ from ..pipeline import Evaluation, Term
 from ..pipeline.evaluate import compute
 from ..pipeline.inputs import CallInputs
 
-__all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGITS", "LOGPROBS", "PACKED", "Unpacked", "is_local", "packed"]
+__all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGITS", "LOGPROBS", "PACKED", "Unpacked", "is_local", "likeliest_of"]
+__all__ += ["packed"]
 
 FLAT: Final = "flat_"
 """The prefix of a packed input's name."""
@@ -36,6 +37,16 @@ LOGITS: Final = ".logits"
 def is_local(name: str) -> bool:
     """Whether an input is inside the model."""
     return name.removeprefix(FLAT).partition(".")[0] in LOCAL
+
+
+def likeliest_of(name: str) -> str | None:
+    """The reference of which an input has the tokens, with the model's log-probabilities; None for other inputs.
+
+    >>> likeliest_of("flat_logprobs.teacher"), likeliest_of("logprobs")
+    ('teacher', None)
+    """
+    start, _, reference = name.removeprefix(FLAT).partition(".")
+    return reference if start == LOGPROBS and reference else None
 
 
 class Unpacked:
@@ -74,6 +85,7 @@ def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:
     rows; `local` that the model is in this process.
     """
     _check_inputs(term, known, local)
+    rows = rows or any(likeliest_of(name) for name in term.inputs.values())
     term = _with_logits(_with_mask(term, rows), rows)
     names = dict.fromkeys(term.inputs.values())
     lists = [name for name in names if f"{FLAT}{name}" in known or _is_local_list(name)]
@@ -114,7 +126,7 @@ def _is_local_list(name: str) -> bool:
 def _with_mask(term: Term, rows: bool) -> Term:
     """The term with the mask of the batch, if it takes one and does not say which, so that prompts do not count."""
     inputs = term.inputs
-    reads = set(inputs.values()) & {LOGPROBS, PACKED}
+    reads = {name.partition(".")[0] for name in inputs.values()} & {LOGPROBS, PACKED}
     if not reads or "mask" in inputs or "mask" in term.options or not callable(term.fn):
         return term
     try:

@@ -9,17 +9,18 @@ from typing import Any, Final
 
 from ..errors import OptionError
 from .reading import inputs_of, numpy_of, tokens_of
+from .types import ModelInput, SamplingParams
 
-__all__ = ["TinkerTrainingClient", "adam_for", "data_for"]
+__all__ = ["TinkerTrainingClient", "adam_for", "data_for", "prompt_for"]
 
 _ADAM: Final = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
-def _sdk_of(client: Any) -> Any:
+def _sdk_of(client: Any, kind: str = "TrainingClient") -> Any:
     """The SDK if the client is one of its own, else None. Without the SDK imported, there is no such client."""
     sdk = sys.modules.get("tinker")
-    kind = getattr(sdk, "TrainingClient", None)
-    return sdk if kind is not None and isinstance(client, kind) else None
+    own = getattr(sdk, kind, None)
+    return sdk if own is not None and isinstance(client, own) else None
 
 
 def data_for(client: Any, data: Sequence[Any]) -> list[Any]:
@@ -34,6 +35,14 @@ def adam_for(client: Any, params: Any) -> Any:
     if sdk is None or isinstance(params, sdk.types.AdamParams) or not all(hasattr(params, name) for name in _ADAM):
         return params
     return sdk.types.AdamParams(**{name: getattr(params, name) for name in _ADAM})
+
+
+def prompt_for(sampler: Any, tokens: Sequence[int], **options: Any) -> tuple[Any, Any]:
+    """A prompt and the options of a sample as a sampling client takes them."""
+    sdk = _sdk_of(sampler, "SamplingClient")
+    if sdk is None:
+        return ModelInput.from_ints(list(tokens)), SamplingParams(**options)
+    return sdk.types.ModelInput.from_ints(list(tokens)), sdk.types.SamplingParams(**options)
 
 
 def _datum(types: Any, index: int, datum: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from ..functional.penalty import Facts, facts_of
 from ..pipeline import Pipeline, Term
 from ..pipeline.binding import Enclosing
-from .packing import FLAT, LOGITS, PACKED, Unpacked, is_local
+from .packing import FLAT, LOGITS, PACKED, Unpacked, is_local, likeliest_of
 from .shares import Known, Merge, Shares, positions, sequences, shares_of
 
 __all__ = ["Rule", "Separation", "Whole", "is_ambiguous", "separation_of"]
@@ -86,11 +86,17 @@ def separation_of(pipeline: Pipeline, references: Mapping[str, bool], *, candida
 
 def _is_computed(name: str) -> bool:
     """Whether an input is what a model computes from a batch."""
-    return name == PACKED or name.endswith(LOGITS) or (is_local(name) and name != "params")
+    if name == PACKED or name.endswith(LOGITS) or likeliest_of(name) is not None:
+        return True
+    return is_local(name) and name != "params"
 
 
 def _rule(term: Term, references: Mapping[str, bool], candidates: bool) -> Rule | Whole:
     inner = term.fn.term if isinstance(term.fn, Unpacked) else term
+    likeliest = next((of for name in term.inputs.values() if (of := likeliest_of(name)) is not None), None)
+    if likeliest is not None:
+        why = f'it reads the likeliest tokens of "{likeliest}", which are asked for of the whole batch'
+        return Whole(why, f'accept the second forward, or read "logits" and "{likeliest}{LOGITS}"')
     if isinstance(inner.fn, Enclosing) or inner.takes_state:
         return Whole("it keeps state", "leave the state out")
     if term.runs != "inline" or term.asynchronous:

@@ -49,7 +49,10 @@ def sweeping_of(call: Call, step: Any) -> "Sweeping | None":
             return None
         shares[name] = _Share(rule, _counts(name, rule, Known(call.batch.data, call.batch.shapes, mask)))
     sweep = call.client.sweep(call.batch.data, together=separation.together, **call.requested)
-    return None if sweep is None else Sweeping(call, sweep, shares)
+    if sweep is None:
+        return None
+    call.narrow()
+    return Sweeping(call, sweep, shares)
 
 
 def _mask(call: Call, name: str) -> Any:
@@ -101,7 +104,7 @@ class Sweeping:
         self.call = call
         self.sweep = sweep
         self.shares = shares
-        self.stopped = threading.Event()
+        self.stopped: threading.Event = threading.Event()
         """Set by a caller that no longer waits: nothing is sent then."""
         self._parts: dict[str, list[_Part]] = {}
         self._gradients: dict[str, list[dict[str, Any]]] = {}

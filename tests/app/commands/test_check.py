@@ -12,7 +12,7 @@ from penalties.app.config import load
 from penalties.app.config.schema import FILE
 
 from ..configs import LINES, write
-from ..data.tokenizers import CHATML, model_folder
+from ..data.tokenizers import CHATML, folder_with_code, model_folder
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -137,7 +137,20 @@ class TestCheck:
         assert says in err
         assert run("check", write(tmp_path, f"{table}sampled = true\n{text}"))[0] == 0
         remote = '[backend]\nkind = "tinker"\n'
-        assert 'is exact, with backend.kind = "local"' in run("check", write(tmp_path, remote + table + text))[2]
+        err = run("check", write(tmp_path, remote + table + text))[2]
+        assert 'is exact, with backend.kind = "local"' in err
+        near = 'with references.initial.top_k = 20, inputs = ["logprobs.initial", "initial"] is near it on a server'
+        assert (near in err) == ("initial" in text.partition("[[term]]")[2])
+
+    def test_the_likeliest_tokens_of_a_reference_are_tried(self, run: Run, tmp_path: Path) -> None:
+        text = (
+            '[references]\nteacher = { kind = "client", model = "tiny", seed = 1, top_k = 8 }\n[[term]]\n'
+            'fn = "kl_divergence"\ninputs = { p = "logprobs.teacher", q = "teacher" }\n'
+            'options = { direction = "reverse" }\n'
+        )
+        status, out, _ = run("check", write(tmp_path, text))
+        assert status == 0
+        assert "kl_divergence" in out
 
     def test_data_that_cannot_be_counted_for_epochs_are_a_problem(self, run: Run, tmp_path: Path) -> None:
         (tmp_path / "broken.parquet").write_bytes(b"PAR1")
@@ -298,6 +311,28 @@ class TestCode:
         assert status == 2
         assert "that can be imported (SystemExit: 0)" in err
 
+    @pytest.mark.parametrize("parts", [["config"], ["config", "tokenizer"]])
+    def test_code_that_comes_with_a_model_is_a_problem_and_is_not_run(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[str]
+    ) -> None:
+        model = folder_with_code(tmp_path / "model", *parts)
+        monkeypatch.setattr("builtins.input", lambda *_: "y")
+        path = write(tmp_path, f'[model]\nname = "{model}"')
+        for command in (("check", "--no-code"), ("train", "--run", tmp_path / "run")):
+            status, _, err = run(*command, path)
+            assert status == 2
+            assert f'"{model}" comes with code of its own, which is not run; choose a model that' in err
+            assert not (model / "ran").exists()
+
+    def test_code_of_a_model_on_a_server_is_the_business_of_its_sdk(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = folder_with_code(tmp_path / "model", "config")
+        monkeypatch.setattr("builtins.input", lambda *_: "y")
+        path = write(tmp_path, f'[model]\nname = "{model}"\n[backend]\nkind = "tinker"')
+        assert run("check", "--no-code", path)[0] == 0
+        assert not (model / "ran").exists()
+
 
 class TestParts:
     """What a config says about `train.micro_batch_tokens`."""
@@ -320,6 +355,11 @@ class TestParts:
             (
                 '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
                 "term.l1: {}it keeps state",
+            ),
+            (
+                '[references]\nfirst = { kind = "initial", top_k = 4 }\n'
+                '[[term]]\nfn = "kl_divergence"\ninputs = ["logprobs.first", "first"]',
+                'term.kl_divergence: {}it reads the likeliest tokens of "first"',
             ),
         ],
     )

@@ -21,7 +21,7 @@ from penalties.app.runs.log import Log
 from penalties.app.train import start as start_module
 from penalties.app.train.clients import connect
 
-from ..stand_ins import Backend, write_config
+from ..stand_ins import Backend, Client, write_config
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +139,32 @@ class TestTrain:
         assert cli.main(["train", "toy.toml", "--quiet"]) == 1
         assert capsys.readouterr().out == ""
         assert (here / "runs" / "toy-2" / "report.html").exists()
+
+    def test_a_model_that_diverged_has_no_term_to_name(
+        self, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = Client.forward
+
+        def diverging(self: Client, *arguments: Any) -> Any:
+            if self.calls.count("optim_step") == 2:
+                self.table.data.fill_(float("nan"))
+            return whole(self, *arguments)
+
+        monkeypatch.setattr(Client, "forward", diverging)
+        assert cli.main(["train", "toy.toml", "--quiet"]) == 1
+        assert capsys.readouterr().err.splitlines() == [
+            "error: at step 3: datum 0: the forward returned nan in logprobs; the model diverged",
+            "lower train.learning_rate or set train.grad_clip_norm",
+        ]
+
+    def test_a_run_that_fails_before_its_first_step_has_a_report_where_its_folder_was_chosen(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write_config(here, terms="", loss="tests.app.terms:failing_loss")
+        assert cli.main(["train", "toy.toml", "--run", "mine"]) == 1
+        shown = capsys.readouterr()
+        assert shown.out.splitlines()[-1] == "report: mine/report.html"
+        assert "It failed before its first step was finished" in (here / "mine" / "report.html").read_text()
 
     def test_ctrl_c_shows_a_command_that_resumes(
         self, here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

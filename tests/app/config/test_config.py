@@ -1,6 +1,7 @@
 """A config that is right: what it is made of, and what it makes."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,7 @@ class TestFiles:
             load(tmp_path / "no" / "such" / "folder.toml")
 
     def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"file: cannot be read \(Is a directory\)"):
+        with pytest.raises(ConfigError, match=r"file: cannot be read \(it is a folder; expected a file\)"):
             load(tmp_path)
 
     @pytest.mark.parametrize("text", [b"[train\nsteps = 1", b"\xff\xfe", b"a = 1\na = 2", b"a = " + b"9" * 5000])
@@ -276,6 +277,16 @@ class TestFiles:
         (tmp_path / "run.toml").write_bytes(text)
         with pytest.raises(ConfigError, match="run.toml: file: is not valid TOML"):
             load(tmp_path / "run.toml")
+
+    def test_a_link_is_followed_but_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        path = write(tmp_path)
+        (tmp_path / "linked.toml").symlink_to(path)
+        assert load(tmp_path / "linked.toml") == load(path)
+        os.mkfifo(tmp_path / "pipe.toml")
+        with pytest.raises(ConfigError, match=r"file: cannot be read \(it is a named pipe; expected a file\)"):
+            load(tmp_path / "pipe.toml")
+        with pytest.raises(ConfigError, match=r"file: cannot be read \(it is a device; expected a file\)"):
+            load("/dev/zero")
 
     @pytest.mark.parametrize("text", [f"a = {'[' * 3000}{']' * 3000}", f"{'a.' * 3000}b = 1", f"{'a.' * 400}b = 1"])
     def test_a_file_that_is_nested_too_deeply_is_an_error(self, tmp_path: Path, text: str) -> None:

@@ -18,6 +18,8 @@ from ..configs import problems
 KL = '[references]\ninitial = { kind = "initial" }\n[[term]]\nfn = "kl_estimate"\nname = "kl"\n'
 READS = 'inputs = ["logprobs", "initial"]\n'
 
+TOP = '[[term]]\nfn = "kl_divergence"\nname = "kl"\n'
+
 STRUCTURE = [
     (
         "[train]\nstep = 5",
@@ -119,6 +121,40 @@ MEANING = [
     (f'{KL}inputs = ["logprobs", "inital"]', "term.kl.inputs", ['found "inital"', "did you mean initial?"]),
     (KL, "term.kl.inputs", ['found "reference"', "[references]", "initial, logprobs"]),
     (f'{KL}inputs = ["logprobs"]', "term.kl.inputs", ['found "logprobs"', "2 names in order"]),
+    (
+        f"[references]\ninitial = {{ kind = \"initial\" }}\n{TOP}inputs = {{ p = 'logprobs.initial', q = 'initial' }}",
+        "term.kl.inputs",
+        ["initial has no likeliest tokens", "set references.initial.top_k"],
+    ),
+    (
+        '[references]\ninitial = { kind = "initial", top_k = 8 }\n'
+        f"{TOP}inputs = {{ p = 'logprobs.inital', q = 'initial' }}",
+        "term.kl.inputs",
+        ['found "logprobs.inital"'],
+    ),
+    (
+        '[references]\nfirst = { kind = "initial", top_k = 0 }\n'
+        f"{TOP}inputs = {{ p = 'logprobs.first', q = 'first' }}",
+        "references.first.top_k",
+        ["found 0", "at least 1"],
+    ),
+    (
+        '[references]\nfirst = { kind = "initial", top_k = 8 }\n[[term]]\nfn = "kl_estimate"\nname = "kl"\n'
+        "inputs = ['logprobs.first', 'first']",
+        "term.kl.inputs",
+        ["which were not sampled; use kl_divergence"],
+    ),
+    (
+        '[train]\nloss = "dpo"\n[references]\nfirst = { kind = "initial", top_k = 8 }',
+        "train.loss",
+        ["compares with one reference, but there are 0"],
+    ),
+    (
+        '[backend]\nkind = "tinker"\nserver = "averages"\n[references]\nfirst = { kind = "initial", top_k = 8 }\n'
+        f"{TOP}inputs = {{ p = 'logprobs.first', q = 'first' }}",
+        "term.kl.inputs",
+        ['found "logprobs.first", of several tokens', "a server that averages takes one"],
+    ),
     ('[model]\npath = "x"', "model.path", ["it is a key of [data]"]),
     ("[train]\ndata = 5", "train.data", ["no such key"]),
     ("[references]\nfn = 5", "references.fn", ["a table with a kind"]),

@@ -1,5 +1,6 @@
 """Tokenizers of transformers, made here: a token per byte, special tokens, and a chat template."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,4 +51,17 @@ def model_folder(folder: Path, template: str | None = CHATML, eos: str = "<|im_e
     fast.save_pretrained(folder)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(fast), **sizes)).save_pretrained(folder)
+    return folder
+
+
+def folder_with_code(folder: Path, *parts: str) -> Path:
+    """A model with a config, a tokenizer, or both, whose class is in the folder; importing that touches `ran`."""
+    model_folder(folder)
+    classes = {"config": {"AutoConfig": "own.Config"}, "tokenizer": {"AutoTokenizer": ["own.Tokenizer", None]}}
+    for part in parts:
+        path = folder / ("config.json" if part == "config" else "tokenizer_config.json")
+        # Of a kind that transformers does not know, so that it needs the code.
+        other = {"model_type": "own"} if part == "config" else {"tokenizer_class": "Tokenizer"}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **other, "auto_map": classes[part]}))
+    (folder / "own.py").write_text(f"from pathlib import Path\n\nPath({str(folder / 'ran')!r}).touch()\n")
     return folder

@@ -34,6 +34,7 @@ class Part:
     """Where its gradient is taken."""
     measured: int = 1
     """Every how many steps the gradient is."""
+    metrics: Mapping[str, Course] = field(default_factory=dict)
 
     def at(self, name: str, step: int) -> TermOutput:
         if step in self.fails:
@@ -48,6 +49,7 @@ class Part:
             self.grad_error,
             grad_norms=places,
             duration=self.seconds,
+            metrics={name: course(step) for name, course in self.metrics.items()},
         )
 
 
@@ -86,6 +88,7 @@ def write_run(
     settings: Mapping[str, Any] | None = None,
     tail: str = "",
     metrics: int = 0,
+    memory: Course | None = None,
 ) -> Path:
     """A run of these steps, in their order; `evaluate` has base losses, `tail` is what a crash has left."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,6 +113,7 @@ def write_run(
             "seconds": 0.05 + 0.001 * (step % 7),
             "tokens": 800 + step % 13,
             "learning_rate": 0.003,
+            **({} if memory is None else {"memory": memory(step)}),
             "loss": out.to_dict(),
             "durations": {name: part.seconds * (1 + step % 5) for name, part in active.items()},
             "errors": {name: part.fails[step] for name, part in active.items() if step in part.fails},

@@ -330,8 +330,13 @@ def test_moments_are_lines_across_the_picture():
     marked = [Moment(5, "resumed"), Moment(99, "interrupted")]
     numbers = series(*[1.0] * 11)
     figure = stack("Loss", [line(numbers)], marked=marked, frame=frame(numbers))
-    assert [(mark.kind, mark.left, mark.title) for mark in figure.marks] == [("moment", 50.0, "resumed at step 5")]
+    assert [(mark.kind, mark.left, mark.title) for mark in figure.marks] == [("moment", 50.0, "resumed after step 5")]
     assert len(Picture(figure).shapes("moment")) == 1
+
+
+def test_a_moment_before_the_first_step_is_at_its_side():
+    figure = stack("Loss", [line(series(1.0, 2.0))], marked=[Moment(0, "resumed")], frame=Frame(100, 1, 2))
+    assert [(mark.left, mark.title) for mark in figure.marks] == [(0.0, "resumed before step 1")]
 
 
 def test_a_series_that_never_changes_is_one_number_in_the_data():

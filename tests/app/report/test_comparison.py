@@ -79,6 +79,28 @@ def test_seeds_are_one_group_with_a_mean_and_a_spread(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("key", ["tokens", "seconds", "loss", "base", "durations"])
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e-310, 10**400])
+def test_numbers_may_be_as_large_or_as_small_as_numbers_are(tmp_path, key, value):
+    folders = [run(tmp_path, name, 2.0, seed=seed) for seed, name in enumerate(("a", "b", "c"))]
+    folders.append(run(tmp_path, "other", 3.0, weight=0.2))
+    for folder in folders:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if key == "loss":
+                line["loss"]["loss_total"] = value
+            elif key == "base":
+                line["loss"]["base_loss"]["value"] = value
+            elif key == "durations":
+                line["durations"] = dict.fromkeys(("kl", "l1"), value)
+            else:
+                line[key] = value
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = make(folders).html
+    assert all(f">{folder.name}<" in text for folder in folders)
+    assert len(text) < 2_000_000
+
+
 def test_runs_that_end_alike(tmp_path):
     a, b = run(tmp_path, "a", 2.0, settings=None), run(tmp_path, "b", 2.01, settings=None)
     lines = told(a, b)
@@ -290,7 +312,26 @@ def test_the_table_has_the_numbers_of_each_run(tmp_path):
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     (empty / "lock").touch()
-    assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–"]
+    assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–", "–"]
+
+
+def test_the_table_has_the_memory_that_a_run_took(tmp_path):
+    folder = write_run(tmp_path / "a", steps=4, memory=lambda step: 1e9 + step)
+    assert run_rows(entered(folder))[0][-1] == "1 GB"
+
+
+def test_metrics_are_on_the_same_axes(tmp_path):
+    base = Part(lambda step: 2.0, lambda step: 1.0, metrics={"accuracy": lambda step: step / 4})
+    a = write_run(tmp_path / "a", steps=4, base=base, evaluate={3: 1.5})
+    b = write_run(tmp_path / "b", steps=4, parts={"kl": Part(lambda step: 1.0, metrics={"kl_max": lambda step: 3.0})})
+    lines = [json.loads(line) for line in (a / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["loss"]["base_loss"]["custom"] = {"accuracy": 0.25}
+    spoken = {"kind": "samples", "step": 3, "samples": [], "metrics": {"exact_match": 0.5}}
+    (a / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, spoken]))
+    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
+    own = ["base_loss/accuracy", "base_loss/accuracy, held out", "kl/kl_max", "exact_match"]
+    assert list(figures)[-4:] == own
+    assert [figure.note for figure in figures.values()][-4:-2] == ["in training", "on data that is not trained on"]
 
 
 def test_runs_are_on_the_same_axes(tmp_path):

@@ -101,7 +101,7 @@ def test_the_cursor_says_what_is_not_finite_failed_or_missing(driver: Browser, p
             "[...document.querySelectorAll('figure.chart')[0].querySelectorAll('.mark')].map((one) => one.title)"
         )
         assert "NaN or infinite: steps 85 to 86" in marks
-        assert "resumed at step 79" in marks
+        assert "resumed after step 79" in marks
     finally:
         tab.close()
 

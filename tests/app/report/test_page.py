@@ -19,6 +19,7 @@ from penalties.app import report
 from penalties.app.cli import main
 from penalties.app.report.page import _template, compose
 from penalties.app.report.runlog import EMPTY, Evaluations, Event, Failure, RunLog, Series, TermLog
+from penalties.app.report.sections import failures
 from penalties.app.runs.disk import RunError
 from penalties.errors import MissingLibraryError
 
@@ -253,6 +254,37 @@ def test_a_run_without_terms_gradients_times(tmp_path):
     assert "Gradient" not in text
 
 
+def test_pace_memory_and_learning_rate_are_one_row(tmp_path):
+    text = made(write_run(tmp_path, steps=3, memory=lambda step: 1e9))
+    found = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd><svg", text.partition('<dl class="pace">')[2])
+    assert [name for name, _ in found] == ["tokens/s", "peak memory", "learning rate"]
+    assert [words for _, words in found][1:] == ["1 GB", "0.003"]
+    assert "peak memory" not in made(write_run(tmp_path, steps=3))
+
+
+def test_own_metrics_have_charts(tmp_path):
+    base = Part(lambda step: 2.0, lambda step: 1.0, metrics={"accuracy": lambda step: step / 4})
+    text = made(write_run(tmp_path, steps=3, base=base))
+    assert "Metrics of losses and terms" in text
+    assert "<strong>base_loss/accuracy</strong>" in text
+
+
+def test_what_a_run_was_made_with_is_there(tmp_path):
+    folder = write_run(tmp_path, steps=3)
+    first = {"step": 0, "commit": "0123456789abcdef", "changed": True, "versions": {"torch": "2.9", "evil": EVIL}}
+    (folder / "environment.json").write_text(json.dumps({"processes": [first]}))
+    text = made(folder)
+    Page(text)
+    assert "<span>commit 01234567, with changes</span>" in text
+    assert '<p class="note">commit 0123456789abcdef with changes, torch 2.9, ' in text
+    assert EVIL not in text
+    second = {"step": 2, "commit": "fedcba9876543210", "changed": False, "versions": {"torch": "2.10"}}
+    (folder / "environment.json").write_text(json.dumps({"processes": [first, second]}))
+    text = made(folder)
+    assert "<span>commit fedcba98</span>" in text
+    assert "<strong>from step 3</strong>: commit fedcba9876543210, torch 2.10</p>" in text
+
+
 def test_events_are_listed_with_checkpoints_together(tmp_path):
     events = [(step, "checkpoint", "") for step in range(3)] + [(2, "warning", "kl dominates")]
     text = made(write_run(tmp_path, steps=3, events=events))
@@ -269,6 +301,32 @@ def test_failures_are_listed_by_reason(tmp_path):
     text = made(write_run(tmp_path, steps=6, parts={"a": Part(lambda step: 1.0, fails=fails)}))
     assert "<td>2</td><td>1 to 4</td><td>late</td>" in text
     assert "<td>1</td><td>2</td><td>lost</td>" in text
+
+
+def test_failures_that_differ_in_numbers_are_of_one_kind(tmp_path):
+    fails = {step: f"took {step / 7:.3g} s at 0x{step:x}f" for step in range(1, 6)}
+    text = made(write_run(tmp_path, steps=8, parts={"a": Part(lambda step: 1.0, fails=fails)}))
+    assert f"<td>5</td><td>1 to 5</td><td>{fails[1]} (the numbers vary)</td>" in text
+    assert "failed in 5 of 8 steps, first at step 1: took 0.143 s at 0x1f." in text
+
+
+def test_the_first_kinds_of_failures_are_listed_and_the_others_counted():
+    class Looked(list):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return super().__iter__()
+
+    words = ["".join("abcdefghij"[int(digit)] for digit in str(step)) for step in range(2000)]
+    found = Looked(Failure(step, word) for step, word in enumerate(words))
+    log = RunLog(np.arange(2000), terms={"a": TermLog("a", failures=found)})
+    rows = failures(log, {"a": "x"})
+    assert len(rows) == 21
+    assert rows[0].cells == ["1", "0", "a"]
+    assert rows[-1].cells == ["1\u202f980", "", "for 1\u202f980 other reasons, in metrics.jsonl"]
+    # Once for all kinds: a look for each of them takes 40 seconds for 60 000.
+    assert found.times == 1
 
 
 def test_the_slowest_term_is_first(tmp_path):

@@ -111,6 +111,41 @@ def test_terms_whose_gradients_have_no_input_in_common_have_no_cosine(tmp_path):
     assert run.terms["kl"].inputs == ("params",)
 
 
+def with_metrics(folder: Path) -> Path:
+    base = Part(
+        lambda step: 2.0, lambda step: 1.0, metrics={"accuracy": lambda step: step / 4, "nll": lambda step: 2.0}
+    )
+    kl = Part(lambda step: 1.0, every=2, metrics={"kl_max": lambda step: 3.0})
+    write_run(folder, steps=4, base=base, parts={"kl": kl}, evaluate={3: 1.5}, memory=lambda step: 1e9 + step)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["loss"]["base_loss"]["custom"] = {"accuracy": 0.25, "nll": 1.5}
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_own_metrics_are_those_of_the_log(tmp_path):
+    log = read(with_metrics(tmp_path))
+    accuracy, held_out = log.own_metrics()["base_loss", "accuracy"]
+    assert accuracy.values.tolist() == [0.0, 0.25, 0.5, 0.75]
+    assert (held_out.steps.tolist(), held_out.values.tolist()) == ([3], [0.25])
+    # At the steps of its term; and nll is the loss itself.
+    assert log.own_metrics()["kl", "kl_max"][0].steps.tolist() == [0, 2]
+    assert list(log.own_metrics()) == [("base_loss", "accuracy"), ("kl", "kl_max")]
+    assert log.memory.values.tolist() == [1e9, 1e9 + 1, 1e9 + 2, 1e9 + 3]
+
+
+@pytest.mark.parametrize("wrong", [5, "text", None, [1.0], {"accuracy": "text"}])
+def test_own_metrics_of_other_types_are_left_out(tmp_path, wrong):
+    folder = with_metrics(tmp_path)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[1]["loss"]["base_loss"]["custom"] = wrong
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    log = read(folder)
+    assert log.unreadable == []
+    assert log.terms["base_loss"].metrics["accuracy"].steps.tolist() == [0, 2, 3]
+    assert log.terms["base_loss"].value.steps.tolist() == [0, 1, 2, 3]
+
+
 def test_a_term_that_rests_has_numbers_at_its_steps_alone(tmp_path):
     run = read(write_run(tmp_path, steps=9, parts={"rare": Part(lambda step: step + 1.0, every=4)}))
     assert run.terms["rare"].value.steps.tolist() == [0, 4, 8]

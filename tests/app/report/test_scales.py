@@ -141,3 +141,10 @@ def test_any_numbers_have_a_scale_with_ticks_on_it(values, log, zero):
     assert len(ticks) <= 8
     assert all(-1e-6 <= scale.position(tick) <= 1 + 1e-6 for tick in ticks)
     assert all(map(shown, ticks))
+
+
+@pytest.mark.parametrize(("number", "said"), [(math.inf, "∞"), (math.nan, "NaN"), (1e300, "1e300"), (-math.inf, "−∞")])
+def test_counts_and_times_that_nobody_counts_to_are_short(number, said):
+    assert steps_shown(number) == said
+    if not number < 0:
+        assert seconds(number) == f"{said}\xa0s"

@@ -145,6 +145,7 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is(tmp_path):
             "On held-out data the base loss was lowest at step 4, 1, and has risen to 2 at step 9: "
             "train for fewer steps, about 4.",
         ),
+        ({0: 3.0}, "On held-out data the base loss is 3 before training, the only evaluation."),
         ({4: math.nan}, None),
     ],
 )
@@ -152,6 +153,29 @@ def test_held_out_data(tmp_path, losses, sentence):
     found = verdict(write_run(tmp_path, steps=10, evaluate=losses))
     assert told(found, "held out") == ([] if sentence is None else [sentence])
     assert ("the held-out loss rises" in found.summary.lower()) == ("risen" in (sentence or ""))
+
+
+def test_a_run_that_was_resumed_from_its_beginning(tmp_path):
+    resumed = {"kind": "event", "step": 0, "event": "resumed", "message": "from the beginning"}
+    steps = {"steps": range(1, 6), "settings": config([], 5), "tail": json.dumps(resumed) + "\n"}
+    assert told(verdict(write_run(tmp_path / "one", **steps)), "run") == ["It was resumed before step 1."]
+    both = write_run(tmp_path / "both", events=[(4, "resumed", "")], **steps)
+    assert told(verdict(both), "run") == ["It was resumed before step 1 and after step 4."]
+
+
+def test_a_run_that_failed_before_its_first_step_says_why(tmp_path):
+    failed = {"kind": "event", "step": 0, "event": "failed", "message": "kl: raised ValueError: no\nmore"}
+    write_run(tmp_path, steps=0, settings=config(["kl"], 5), tail=json.dumps(failed) + "\n")
+    assert told(verdict(tmp_path), "run") == ["It failed before its first step was finished: kl: raised ValueError: no"]
+
+
+def test_a_held_out_loss_that_never_fell(tmp_path):
+    found = verdict(write_run(tmp_path, steps=10, evaluate={0: 1.0, 5: 1.5, 9: 2.0}))
+    assert told(found, "held out") == [
+        "On held-out data the base loss was lowest before training, 1, and has risen to 2 at step 9: a lower learning "
+        "rate may help."
+    ]
+    assert "held-out loss is higher than before training" in found.summary
 
 
 def test_a_checkpoint_is_the_better_one_only_where_it_is_kept(tmp_path):
@@ -249,6 +273,7 @@ def test_no_step(tmp_path):
             "",
             ["It failed after 10 of 60 steps: kl: the value is nan"],
         ),
+        (10, 60, [(10, "failed", "")], "", ["It failed after 10 of 60 steps."]),
         (1, 1, [], "x\nx\n", ["2 lines of the log could not be read: 2 and 3."]),
         (1, 1, [], "x\n", ["1 line of the log could not be read: 2."]),
         (1, 1, [], "x\n" * 7, ["7 lines of the log could not be read: 2, 3, 4, 5, 6 and 2 more."]),

@@ -264,19 +264,40 @@ def test_so_does_one_whose_files_are_not_those_that_were_written(run: Run, chang
     assert reason in found.damaged[0]
 
 
-@pytest.mark.parametrize("name", ["files", "step", "client", "log_size", "has_state", "notes"])
-@pytest.mark.parametrize("value", [None, [], 1.5, -1])
-def test_so_does_one_that_was_written_with_other_values(run: Run, name: str, value: Any) -> None:
-    for step in (2, 4):
-        save(run, step)
-    path = run.checkpoints / "000004" / "checkpoint.json"
-    about = json.loads(path.read_text()) | {name: value}
+def sign(folder: Path, **changes: Any) -> None:
+    """Change what a checkpoint says about itself, with the checksum for that."""
+    path = folder / "checkpoint.json"
+    about = json.loads(path.read_text()) | changes
     del about["checksum"]
     path.write_text(json.dumps({**about, "checksum": checkpoints._checksum_of(about)}))
+
+
+@pytest.mark.parametrize("name", ["files", "step", "client", "log_size", "has_state", "best", "notes"])
+@pytest.mark.parametrize("value", [{"a": 1}, [1], 1.5, -1])
+def test_so_does_one_that_was_written_with_other_values(run: Run, name: str, value: Any) -> None:
+    if (name, value) == ("notes", {"a": 1}):
+        value = None
+    for step in (2, 4):
+        save(run, step)
+    sign(run.checkpoints / "000004", **{name: value})
     found = latest(run)
     assert found is not None
     assert found.step == 2
-    assert f"checkpoint.json has no {name}, or none that it can have" in found.damaged[0]
+    assert f"checkpoint.json has no {name}" in found.damaged[0]
+    assert ", or none that it can have" in found.damaged[0]
+    # Neither are older ones removed in the wrong order, nor is anything raised.
+    save(run, 6)
+    assert names(run) == ["000004", "000006"]
+
+
+def test_so_does_one_that_says_that_it_has_state_and_has_none(run: Run) -> None:
+    for step in (2, 4):
+        save(run, step)
+    sign(run.checkpoints / "000004", has_state=True)
+    found = latest(run)
+    assert found is not None
+    assert found.step == 2
+    assert "state.safetensors is missing" in found.damaged[0]
 
 
 def test_a_file_in_the_place_of_one_is_removed_like_any_other(run: Run) -> None:

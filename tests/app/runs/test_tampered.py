@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penalties.app import cli
-from penalties.app.runs import Run
+from penalties.app.runs import Run, checkpoints
 from penalties.app.train import start as start_module
 from tests.app.stand_ins import Backend, trained, weights_of, write_config
 
@@ -146,13 +146,34 @@ class TestWithoutConfig:
             assert "without --resume" not in said
         assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path in before} == before
 
-    @pytest.mark.parametrize("left", ["checkpoints", "references"])
+    @pytest.mark.parametrize(
+        "left",
+        ["checkpoints", "references", "report.html", "sinks.json", "mlflow.db", "tensorboard", "mlflow", "wandb"],
+    )
     def test_what_is_left_may_be_anything(self, run: Path, error: Callable[[], str], left: str) -> None:
         for path in run.iterdir():
             if path.name != left:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        assert cli.main(["train", "toy.toml", "--run", str(run)]) == 2
-        assert f"run has {left}/" in error()
+        path = run / left
+        if not path.exists():
+            path = path if path.suffix else path / "events.1"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("{}")
+        before = sorted(run.rglob("*"))
+        for more in ([], ["--resume"]):
+            assert cli.main(["train", "toy.toml", "--run", str(run), *more]) == 2
+            said = error()
+            assert f"run has {left}" in said
+            assert "of a run, but no config.json" in said
+        assert sorted(run.rglob("*")) == before
+
+    @pytest.mark.parametrize("text", ["[]", "{}", "no JSON"])
+    def test_a_config_of_something_else_is_called_that(self, run: Path, error: Callable[[], str], text: str) -> None:
+        (run / "config.json").write_text(text)
+        (run / "lock").unlink()
+        for more in ([], ["--resume"]):
+            assert cli.main(["train", "toy.toml", "--run", str(run), *more]) == 2
+            assert "run has metrics.jsonl of a run, but a config.json that is not; restore that to resume" in error()
 
     def test_a_folder_with_nothing_of_a_run_is_a_new_one(self, run: Path) -> None:
         for name in ("checkpoints", "references"):
@@ -250,17 +271,89 @@ class TestResults:
         assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_no_module_is_imported_from_the_folder_of_a_run(
-    run: Path, error: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (run / "lurking.py").write_text("raise SystemExit('it ran')\n")
-    config = json.loads((run / "config.json").read_text())
-    config["term"][0]["fn"] = "lurking:term"
-    (run / "config.json").write_text(json.dumps(config | {"folder": [str(run)]}))
-    monkeypatch.chdir(run)
-    assert resume(Path()) == 2
-    assert "No module named 'lurking'" in error()
+class TestNotes:
+    """What a checkpoint has for the training loop, under a checksum that is right."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *((name, None) for name in ("config", "data", "findings")),
+            *(("config", []), ("data", 5), ("findings", []), ("findings", {"a": 1}), ("findings", {"a": ["1", 2, 3]})),
+            *(("best", [1]), ("best", {}), ("best", {"step": "1", "value": 0.5, "waited": 0}), ("best", 5)),
+            *(("references", [1]), ("references", {"initial": 5}), ("references", {"initial": [-1, "x"]})),
+        ],
+    )
+    def test_wrong_ones_are_a_sentence(self, run: Path, error: Callable[[], str], name: str, value: Any) -> None:
+        for folder in (run / "checkpoints").iterdir():
+            about = json.loads((folder / "checkpoint.json").read_text())
+            del about["checksum"]
+            del about["notes"][name]
+            if value is not None:
+                about["notes"][name] = value
+            checksum = checkpoints._checksum_of(about)
+            (folder / "checkpoint.json").write_text(json.dumps({**about, "checksum": checksum}))
+        for command in (["--run", str(run)], ["toy.toml", "--run", str(run)]):
+            assert cli.main(["train", *command, "--resume", "--set", "train.steps=6"]) == 1
+            assert f"the checkpoint after 4 steps has no notes.{name}" in (said := error())
+            assert ", or none that it can have; remove it to resume from the one before, or start again" in said
+
+
+class TestModules:
+    """A config that was changed names one that touches a file."""
+
+    @pytest.fixture(autouse=True)
+    def modules(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        for folder in (run, run / "checkpoints", run.parent / "beside"):
+            folder.mkdir(exist_ok=True)
+            (folder / "lurking.py").write_text(f"from pathlib import Path\n\nPath({str(run / 'ran')!r}).touch()\n")
+        yield
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("lurking", "run", "beside")]:
+            del sys.modules[name]
+
+    def change(self, run: Path, key: str, path: str) -> None:
+        config = json.loads((run / "config.json").read_text())
+        if key == "samples.metrics":
+            config["samples"]["metrics"] = [path]
+        else:
+            config["term"][0]["fn"] = path
+        folders = [str(run), str(run / "checkpoints"), str(run.parent)]
+        (run / "config.json").write_text(json.dumps(config | {"folder": folders}))
+
+    @pytest.mark.parametrize("package", [True, False])
+    @pytest.mark.parametrize("module", ["lurking", "run.lurking", "run.checkpoints.lurking"])
+    def test_none_is_imported_from_the_folder_of_a_run(
+        self, run: Path, error: Callable[[], str], monkeypatch: pytest.MonkeyPatch, module: str, package: bool
+    ) -> None:
+        if package:
+            shutil.copyfile(run / "lurking.py", run / "__init__.py")
+        # Other metrics over samples are no reason not to resume.
+        self.change(run, "samples.metrics", f"{module}:metric")
+        assert resume(run) == 2
+        said = error()
+        if module == "lurking":
+            assert "No module named 'lurking'" in said
+        else:
+            assert f'samples.metrics: "{module}:metric" is in {run}, from which nothing is imported' in said
+        monkeypatch.chdir(run)
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        assert resume(Path()) == 2
+        assert "from which nothing is imported" in error()
+        assert not (run / "ran").exists()
+
+    def test_none_is_imported_before_the_config_is_known_to_be_that_of_the_checkpoint(
+        self, run: Path, error: Callable[[], str]
+    ) -> None:
+        self.change(run, "term.fn", "beside.lurking:term")
+        assert resume(run) == 2
+        assert "its config changed: term.0.fn was" in error()
+        assert not (run / "ran").exists()
+
+    def test_one_elsewhere_is(self, run: Path, error: Callable[[], str]) -> None:
+        self.change(run, "samples.metrics", "beside.lurking:metric")
+        assert resume(run) == 2
+        assert "has no" in error()
+        assert (run / "ran").exists()
 
 
 def test_a_report_that_another_process_is_writing_is_left_to_it(run: Path) -> None:

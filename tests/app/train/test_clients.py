@@ -85,6 +85,21 @@ class TestBothBackends:
         for path in files:
             assert KEY.encode() not in path.read_bytes(), path
 
+    def test_have_the_same_curve_over_the_likeliest_tokens(self, tmp_path: Path, server: ProtocolServer) -> None:
+        more = 'near = { kind = "initial", top_k = 12 }\n'
+        terms = f"{TERMS}\n[[term]]\nfn = 'kl_divergence'\nweight = 0.5\ninputs = ['logprobs.near', 'near']\n"
+        config = toy_config(tmp_path, terms, more, learning_rate=0.01)
+        here = train(config, tmp_path / "here")
+        there = train(remote(config, server.url), tmp_path / "there")
+        for one, other in zip(curve(here), curve(there), strict=True):
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+        assert curve(here)[-1]["kl_divergence"] > 1e-4
+        with pytest.raises(Interrupted):
+            train(remote(config, server.url), tmp_path / "run", progress=killing(3))
+        run = train(remote(config, server.url), tmp_path / "run", resume=True)
+        for one, other in zip(curve(run), curve(there), strict=True):
+            assert one == pytest.approx(other, rel=1e-6, abs=1e-7)
+
     def test_resume_with_the_same_curve(self, tmp_path: Path, server: ProtocolServer) -> None:
         config = remote(toy_config(tmp_path, TERMS, learning_rate=0.01), server.url)
         whole = train(config, tmp_path / "whole")

@@ -53,7 +53,7 @@ class TestLive:
         unmeasured = step(1, grad_norm=None, grad_norm_weighted=None)
         unmeasured["loss"] |= {"total_grad_norm": None, "base_loss": {"value": 1.0, "grad_norm": None, "custom": {}}}
         live.record(unmeasured, "")
-        assert [line.split()[-2] for line in self.drawn(live).splitlines()[2:]] == ["1.1", "1", "0.125"]
+        assert [line.split()[-2] for line in self.drawn(live).splitlines()[2:-1]] == ["1.1", "1", "0.125"]
 
     def test_the_bar_ends_with_the_time_that_it_took(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [100.0]
@@ -91,7 +91,26 @@ class TestLive:
         record = step(0)
         del record["loss"]["base_loss"]
         live.record(record, "")
-        assert [line.split()[0] for line in self.drawn(live).splitlines()[1:]] == ["term", "loss", "kl"]
+        assert [line.split()[0] for line in self.drawn(live).splitlines()[1:-1]] == ["term", "loss", "kl"]
+
+    def test_metrics_of_the_loss_and_of_terms_have_rows_after_those_of_terms(self) -> None:
+        live = Live(Terminal())
+        record = step(0, custom={"kl": 1.0, "kl_max": 3.0})
+        record["loss"]["base_loss"]["custom"] = {"accuracy": 0.75}
+        held_out = evaluation(0)
+        held_out["loss"]["base_loss"]["custom"] = {"accuracy": 0.5}
+        live.record(held_out, "")
+        live.record(record, "")
+        rows = [line.split() for line in self.drawn(live).splitlines()[2:-1]]
+        # The metric kl is the value of the term.
+        assert [row[0] for row in rows] == ["loss", "base_loss", "kl", "base_loss/accuracy", "kl/kl_max"]
+        assert rows[3][1:3] == ["0.75", "0.5"]
+        assert rows[4][1:3] == ["3", "-"]
+
+    def test_the_last_line_has_the_learning_rate_and_the_memory(self) -> None:
+        live = Live(Terminal())
+        live.record({**step(0), "memory": 1_500_000_000}, "")
+        assert self.drawn(live).splitlines()[-1] == "learning rate 0.1  1.5 GB"
 
     def test_ctrl_c_is_answered_until_the_end(self) -> None:
         live = Live(Terminal())
@@ -117,7 +136,7 @@ class TestLive:
         live.record(evaluation(0), "")
         for number in range(40):
             live.record(step(number, value=100.0 - number), "")
-        rows = live.picture().plain.splitlines()[2:]
+        rows = live.picture().plain.splitlines()[2:-1]
         assert all(len(row) <= 80 for row in rows)
         assert all(row.endswith("▁") for row in rows)
 

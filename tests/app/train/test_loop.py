@@ -38,8 +38,10 @@ class TestRun:
         assert events(finished) == ["checkpoint", "checkpoint", "checkpoint", "finished"]
         first = steps[0]
         assert set(first) == {
-            *("kind", "step", "time", "seconds", "tokens", "learning_rate", "loss", "durations", "errors", "metrics")
+            *("kind", "step", "time", "seconds", "tokens", "learning_rate", "memory"),
+            *("loss", "durations", "errors", "metrics"),
         }
+        assert first["memory"] > 10_000_000
         assert first["tokens"] > 0
         assert first["seconds"] > 0
         assert first["learning_rate"] == 0.05

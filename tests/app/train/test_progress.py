@@ -49,7 +49,7 @@ class TestLines:
         assert [int(line.split("/")[0].removeprefix("step ")) for line in found[1:]] == [1, *range(5, 101, 5)]
         assert found[1].startswith("step 1/100: loss 2.5, base_loss 2, kl 1 (20%); 2000 tokens/s, ")
         assert found[1].endswith(" left")
-        assert found[-1].endswith("tokens/s, 0:00 elapsed")
+        assert found[-1].endswith("tokens/s, learning rate 0.1, 0:00 elapsed")
 
     @pytest.mark.parametrize(("steps", "said"), [(1, "1 step"), (2, "2 steps")])
     def test_begin_with_the_number_of_steps(self, steps: int, said: str) -> None:
@@ -90,6 +90,20 @@ class TestLines:
             lines.record(step(number), "")
         told = [line.split("/")[0] for line in out.getvalue().splitlines()[1:]]
         assert told == ["step 1", "step 12", "step 24", "step 36", "step 48", "step 60"]
+
+    def test_have_own_metrics_the_learning_rate_and_the_memory(self) -> None:
+        out = io.StringIO()
+        lines = Lines(out)
+        lines.begin(Path("run"), 1, 0)
+        record = {**step(0, custom={"kl_max": 3.0}), "memory": 123_000_000}
+        record["loss"]["base_loss"]["custom"] = {"accuracy": 0.75}
+        lines.record(record, "")
+        lines.record({**record, "kind": "eval"}, "")
+        shown = "loss 2.5, base_loss 2, kl 1 (20%); base_loss/accuracy 0.75, kl/kl_max 3"
+        assert out.getvalue().splitlines()[1:] == [
+            f"step 1/1: {shown}; 2000 tokens/s, learning rate 0.1, 123 MB, 0:00 elapsed",
+            f"evaluation after step 1: {shown}",
+        ]
 
     def test_a_resumed_run_shows_the_finished_steps(self) -> None:
         out = io.StringIO()

@@ -21,7 +21,7 @@ from penalties.app.trained.export import export
 from penalties.app.trained.sampling import asked, continued
 from penalties.training import Datum, ModelInput
 
-from ..data.tokenizers import model_folder
+from ..data.tokenizers import folder_with_code, model_folder
 from .runs import small
 
 PROMPT = "stone "
@@ -109,6 +109,19 @@ class TestAdapter:
         finally:
             path.write_bytes(kept)
         assert GenerationConfig.from_pretrained(tmp_path / "to").eos_token_id == 256
+
+    def test_code_that_came_to_the_model_meanwhile_is_not_run(
+        self, adapted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("builtins.input", lambda *_: "y")
+        model = folder_with_code(tmp_path / "model", "config", "tokenizer")
+        trained = find(adapted.folder)
+        named = trained.config.model.model_copy(update={"name": str(model)})
+        changed = Trained(trained.run, trained.config.model_copy(update={"model": named}), trained.checkpoint)
+        with pytest.raises(RunError, match='model" comes with code of its own, which is not run'):
+            export(changed, tmp_path / "to")
+        assert not (model / "ran").exists()
+        assert not (tmp_path / "to").exists()
 
     def test_the_built_in_model_is_exported_as_a_whole_only(self, built_in: Run, tmp_path: Path) -> None:
         with pytest.raises(RunError, match='the built-in model, "tiny", .* with --merged') as raised:

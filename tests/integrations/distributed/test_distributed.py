@@ -245,7 +245,10 @@ def trained(rank: int, kind: str, micro_batches: int) -> tuple[list[torch.Tensor
     return [p.detach() for p in whole], metrics, state
 
 
-@pytest.mark.parametrize(("kind", "micro_batches"), [("ddp", 1), ("ddp", 4), ("fsdp", 1), ("fsdp", 4), ("compiled", 4)])
+@pytest.mark.parametrize(
+    ("kind", "micro_batches"),
+    [("ddp", 1), ("ddp", 4), ("ddp", 8), ("fsdp", 1), ("fsdp", 4), ("fsdp", 8), ("compiled", 4)],
+)
 def test_ten_steps_end_where_those_of_one_process_end(kind: str, micro_batches: int) -> None:
     expected, metrics, state = trained(0, "one", micro_batches)
     for found, logged, kept in together(trained, kind, micro_batches):

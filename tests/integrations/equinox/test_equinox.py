@@ -50,6 +50,33 @@ def test_floating_arrays_are_selected_without_statistics(model: Any) -> None:
     assert list(pn.select(model, ndim=2)) == WEIGHTS
 
 
+@jax.tree_util.register_pytree_node_class
+class Plain:
+    """A class that does not say how its parts are reached."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def tree_flatten(self) -> Any:
+        return (self.array,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, parts: Any) -> Any:
+        return cls(*parts)
+
+
+class Holder(eqx.Module):
+    plain: Plain
+
+
+def test_modules_in_a_nest_are_selected_without_statistics_and_equal_names_are_two_parameters() -> None:
+    pair = {"a": Network(), "b": Network()}
+    weights = [f"{side}.{name}" for side in "ab" for name in WEIGHTS]
+    assert list(pn.select(pair, types=eqx.nn.Linear, exclude="*.bias")) == weights
+    assert len(pn.select(pair)) == 16
+    assert list(pn.select(Holder(Plain(jnp.ones(2))), types=Holder)) == ["plain.0"]
+
+
 def test_a_term_over_a_selection_has_a_gradient_inside_a_compiled_function() -> None:
     model = Network()
     grads = eqx.filter_jit(eqx.filter_grad(lambda model: DECAY.total(params=pn.select(model, "first.weight"))))(model)

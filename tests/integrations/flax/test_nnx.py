@@ -1,6 +1,6 @@
 """Selection, capture and auxiliary losses on Flax NNX."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,7 +9,10 @@ import penalties as pn
 
 nnx: Any = pytest.importorskip("flax.nnx")
 
+import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
+from flax.training.train_state import TrainState  # noqa: E402
 
 X = jnp.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
 
@@ -54,6 +57,72 @@ def test_parameters_are_selected_without_statistics_and_tied_ones_once() -> None
         "blocks.1.linear.kernel",
         "head.kernel",
     ]
+
+
+class Scale(nnx.Pytree):
+    def __init__(self) -> None:
+        self.factor = nnx.Param(jnp.ones(3))
+
+
+class Pair(NamedTuple):
+    w: Any
+    b: Any
+
+
+class Containers(nnx.Module):
+    """Parameters in everything that may hold some."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.linear, self.norm, self.scale = nnx.Linear(2, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs), Scale()
+        self.several = nnx.data([nnx.Linear(2, 2, rngs=rngs), nnx.Param(jnp.ones(1))])
+        self.deep = nnx.data({"a": {"b": nnx.Param(jnp.ones(3)), "tied": self.linear.kernel}})
+        self.fixed = nnx.data((nnx.Param(jnp.ones(2)), nnx.BatchStat(jnp.ones(2))))
+        self.pair = nnx.data(Pair(self.linear.kernel, nnx.Param(jnp.ones(4))))
+        self.inside = nnx.List([nnx.Param(jnp.ones(5))])
+        self.array = nnx.data(jnp.ones(6))
+
+
+def test_every_param_that_flax_finds_is_selected_wherever_it_is() -> None:
+    model = Containers()
+    by_flax = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    assert set(pn.select(model)) == by_flax
+    assert {"scale.factor", "several.0.kernel", "several.1", "deep.a.b", "fixed.0", "pair.b", "inside.0"} < by_flax
+    # Each name of a tied one is known; what is in a plain container belongs to the module around it.
+    tied = next(line for line in repr(pn.select(model)).splitlines() if "also" in line)
+    assert tied.split() == ["deep.a.tied", "(2,", "2)", "4", "Containers", "also", "linear.kernel,", "pair.w"]
+    assert list(pn.select(model, types=nnx.Linear, ndim=2)) == ["linear.kernel", "several.0.kernel"]
+    assert list(pn.select(model, "scale.*", types=Scale)) == ["scale.factor"]
+
+
+@pytest.mark.parametrize("nest", [lambda state: state, lambda state: [{"model": state}]], ids=["alone", "in a nest"])
+def test_only_params_are_selected_from_a_state_by_their_names(nest: Any) -> None:
+    model = Containers()
+    by_flax = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    state = nest(nnx.state(model))
+    prefix = "" if isinstance(state, nnx.State) else "0.model."
+    assert set(pn.select(state)) == {prefix + name for name in by_flax}
+    assert list(pn.select(state, "*.kernel")) == [f"{prefix}several.0.kernel"]
+    grad = jax.grad(lambda state: DECAY.total(params=pn.select(state, "*scale.factor")))(state)
+    np.testing.assert_array_equal(pn.select(grad)[f"{prefix}scale.factor"], 2 * np.ones(3))
+
+
+def test_a_state_of_arrays_is_a_nest_of_them() -> None:
+    arrays = nnx.as_pure(nnx.state(Network(), nnx.Param))
+    assert list(pn.select(arrays, "head.*")) == ["head.bias", "head.kernel"]
+
+
+def test_the_state_of_an_optimizer_is_never_selected() -> None:
+    model = Network()
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    for given in (optimizer, nnx.state(optimizer), nnx.state(model, nnx.BatchStat), nnx.Param(jnp.ones(2))):
+        with pytest.raises(pn.OptionError, match="expected a model or a nest with parameters"):
+            pn.select(given)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    state = TrainState.create(apply_fn=lambda: None, params=params, tx=optax.adam(0.1))
+    with pytest.raises(pn.OptionError, match='"TrainState"; expected the parameters without the optimizer, such as st'):
+        pn.select(state)
+    assert "head.kernel" in pn.select(state.params)
 
 
 def test_a_selection_reads_the_model_as_it_is_now_and_has_a_gradient_inside() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from torch.nn.functional import cross_entropy
 from torch.utils.data import IterableDataset
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 import penalties as pn
 from penalties import telemetry
@@ -369,3 +370,30 @@ def test_a_name_that_nobody_offers_raises_with_those_there_are(tmp_path: Path):
     known = "params, logits, hidden_states, outputs, mask, batch, x, labels"
     with pytest.raises(pn.InputError, match=f'size_of_logit: reads "logit", .* read {known}, .* did you mean logits'):
         trainer_of(tmp_path, term).train()
+
+
+def test_a_step_that_a_loss_scaler_skips_leaves_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Accelerate has a loss scaler on GPUs alone; it says by this what the scaler did."""
+    trainer = trainer_of(tmp_path, pn.EMA(pn.Term(pn.l2, name="slow", inputs="logits", scope="mean"), decay=0.5))
+    states: list[Any] = []
+
+    class Watches(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            states.append(trainer.callback_handler.callbacks[-2].accumulation.state)
+            monkeypatch.setattr(AcceleratedOptimizer, "step_was_skipped", state.global_step == 1)
+
+    trainer.add_callback(Watches())
+    trainer.args.max_steps = 3
+    trainer.train()
+    first, skipped, third = (state["slow"]["before"] for state in states)
+    assert torch.equal(skipped, first)
+    assert not torch.equal(third, first)
+
+
+def test_several_devices_in_one_process_raise(tmp_path: Path):
+    """As DataParallel would have them."""
+    trainer = trainer_of(tmp_path)
+    trainer.args._n_gpu = 2
+    batch = {name: torch.stack([row[name] for row in cases.points(2)]) for name in ("x", "labels")}
+    with pytest.raises(pn.OptionError, match="the number of GPUs in this process=2; expected 1: .*torchrun"):
+        trainer.compute_loss(trainer.model, batch)

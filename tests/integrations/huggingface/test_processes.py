@@ -1,30 +1,18 @@
 """The mixin on two processes, which really are two: parameters after ten steps equal those of a loop by hand."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ..torchrun import torchrun
 from . import cases, reference, worker
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two ranks saved."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    root = Path(__file__).parents[3]
-    path = os.pathsep.join([str(root), *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    result = subprocess.run(
-        [*command, worker.__name__, str(folder)], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return torchrun(worker, tmp_path_factory.mktemp("ranks"))
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: Any) -> None:
@@ -47,6 +35,19 @@ def test_a_language_model_is_trained_as_by_hand(runs: Any, accumulation: int, ac
         assert_equal(run["parameters"], expected.state_dict())
         assert logged(run, "loss") == pytest.approx(losses, rel=1e-5)
         assert logged(run, "loss/total") == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(("accumulation", "across"), worker.LANGUAGE)
+def test_a_sink_and_the_output_have_the_objective_of_both(runs: Any, accumulation: int, across: bool):
+    steps = cases.windows(cases.tokens(worker.BATCHES * cases.ROWS), accumulation, ranks=2)
+    losses = reference.train_language_model(cases.language_model(), steps, across=across)
+    for rank in runs:
+        run = rank[f"language {accumulation} {across}"]
+        assert [line["total"] for line in run["announced"]] == pytest.approx(losses, rel=1e-5)
+        assert run["output"] == run["announced"][-1]
+        norms = rank[f"norms {across}"]
+        first = norms["announced"][0]["confidence_grad_norm"]
+        assert first == pytest.approx(logged(norms, "grad_norm/confidence")[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", worker.POINTS)
@@ -81,3 +82,9 @@ def test_a_resumed_run_continues_exactly_with_its_state(runs: Any):
         assert logged(resumed, "loss/slow")[-6:] == logged(whole, "loss/slow")[-6:]
     # The state is that of all ranks together.
     assert logged(runs[0]["whole"], "loss/slow") == logged(runs[1]["whole"], "loss/slow")
+
+
+def test_fsdp1_raises(runs: Any):
+    for rank in runs:
+        assert "PenaltiesMixin: the model=" in rank["FSDP1"]
+        assert "expected fully_shard(model)" in rank["FSDP1"]

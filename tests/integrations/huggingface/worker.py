@@ -4,9 +4,12 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import penalties as pn
+from penalties import telemetry
 
+from ..torchrun import leave
 from . import cases
 
 LANGUAGE = [(accumulation, across) for accumulation in (1, 4, 8) for across in (True, False)]
@@ -55,12 +58,28 @@ def main(folder: Path) -> None:
             pipeline=cases.points_pipeline(stateful()),
         )
         runs[name] = finished(trainer, None if resume is None else str(resume))
+    model = cases.Regressor()
+    model.layers[0] = FullyShardedDataParallel(model.layers[0], device_id=torch.device("cpu"))
+    arguments = cases.arguments(folder / "run", 1)
+    data = cases.points(BATCHES * cases.ROWS)
+    trainer = cases.PenalizedTrainer(model, arguments, train_dataset=data, pipeline=cases.points_pipeline())
+    try:
+        trainer.train()
+    except pn.OptionError as error:
+        runs["FSDP1"] = str(error)
     torch.save(runs, folder / f"rank{trainer.args.process_index}.pt")
 
 
 def finished(trainer: cases.PenalizedTrainer, resume: str | None = None) -> dict[str, object]:
+    announced: list[dict[str, float]] = []
+    handler = telemetry.attach(
+        lambda event, measured, metadata: announced.append(metadata["output"].metrics()), ["pipeline.stop"]
+    )
     trainer.train(resume_from_checkpoint=resume)
+    telemetry.detach(handler)
     return {
+        "announced": announced,
+        "output": trainer.loss_output.metrics(),
         "parameters": {name: p.detach().clone() for name, p in trainer.model.state_dict().items()},
         "logs": trainer.state.log_history,
         "ranks": trainer.accelerator.num_processes,
@@ -69,3 +88,4 @@ def finished(trainer: cases.PenalizedTrainer, resume: str | None = None) -> dict
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

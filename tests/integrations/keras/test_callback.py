@@ -26,7 +26,7 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulation", [None, 2])
+@pytest.mark.parametrize("accumulation", [None, 2, 4, 8])
 def test_ten_steps_end_where_a_loop_by_hand_ends(accumulation: int | None) -> None:
     model = cases.model(accumulation)
     batches = 10 * (accumulation or 1)

@@ -45,6 +45,23 @@ def test_trainable_variables_are_selected_without_statistics() -> None:
     assert not any("block" in name for name in pn.select(model))
 
 
+def test_the_innermost_layer_owns_a_variable_also_in_a_sequential_model() -> None:
+    inner = keras.Sequential([keras.layers.Dense(3, name="first"), keras.layers.Dense(3, name="second")], name="inner")
+    layers = [
+        keras.Input((4,)),
+        inner,
+        keras.layers.BatchNormalization(name="norm"),
+        keras.layers.Dense(1, name="last"),
+    ]
+    model = keras.Sequential(layers, name="outer")
+    names = [name.rpartition("outer.")[2] for name in pn.select(model, types=keras.layers.Dense, ndim=2)]
+    assert names == ["inner.first.kernel", "inner.second.kernel", "last.kernel"]
+    one = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    assert len(pn.select(one, types=keras.layers.Dense)) == 2
+    with pytest.raises(pn.OptionError, match="expected classes of modules that have parameters: Dense"):
+        pn.select(one, types=keras.Sequential)
+
+
 def test_a_selection_reads_the_model_as_it_is_now() -> None:
     model = network()
     selected = pn.select(model, "head.kernel")

@@ -1,30 +1,19 @@
 """Lightning on two processes, which really are two."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import mse_loss
 
+from ..torchrun import torchrun
 from . import cases, worker
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Any]]:
     """What each of the two ranks saved."""
-    folder, root = tmp_path_factory.mktemp("ranks"), Path(__file__).parents[3]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    path = os.pathsep.join([str(root), *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    result = subprocess.run(
-        [*command, worker.__name__, str(folder)], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return torchrun(worker, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(("accumulation", "epochs"), worker.EPOCHS.items())
@@ -35,6 +24,29 @@ def test_both_end_where_a_loop_by_hand_ends(runs: Any, accumulation: int, epochs
     for rank in runs:
         torch.testing.assert_close(rank[accumulation]["parameters"], [p.detach() for p in expected.parameters()])
         assert rank[accumulation]["logged"]["loss/total"] == pytest.approx(losses[-1])
+
+
+@pytest.mark.parametrize(("by_layer", "accumulation"), worker.SHARDED)
+def test_both_end_there_under_fsdp2_with_empty_shards(runs: Any, by_layer: bool, accumulation: int) -> None:
+    windows = cases.windows(worker.BATCHES, accumulation, ranks=2)
+    expected, losses = cases.by_hand(windows * worker.EPOCHS[accumulation], accumulation)
+    for rank in runs:
+        run = rank[f"sharded {by_layer} {accumulation}"]
+        torch.testing.assert_close(run["parameters"], [p.detach() for p in expected.parameters()])
+        assert [line["total"] for line in run["announced"]] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize(("accumulation", "epochs"), worker.EPOCHS.items())
+def test_a_sink_and_the_output_have_the_objective_of_both(runs: Any, accumulation: int, epochs: int) -> None:
+    windows = cases.windows(worker.BATCHES, accumulation, ranks=2)
+    _, losses = cases.by_hand(windows * epochs, accumulation)
+    for rank in runs:
+        run = rank[accumulation]
+        assert [line["total"] for line in run["announced"]] == pytest.approx(losses)
+        assert run["output"] == run["announced"][-1]
+    assert runs[0][accumulation]["announced"] == runs[1][accumulation]["announced"]
+    norms = runs[0]["norms"]["announced"][-1]
+    assert norms["size_grad_norm"] == pytest.approx(runs[0]["norms"]["logged"]["grad_norm/size"])
 
 
 def test_norms_and_cosines_are_those_of_both_processes_together(runs: Any) -> None:
@@ -68,3 +80,9 @@ def test_a_resumed_run_continues_exactly_with_its_state(runs: Any) -> None:
             assert torch.equal(one, other)
     # The state is that of both.
     assert runs[0]["whole"]["logged"]["loss/slow"] == runs[1]["whole"]["logged"]["loss/slow"]
+
+
+def test_fsdp1_raises(runs: Any) -> None:
+    for rank in runs:
+        assert "PenaltiesCallback: the model=" in rank["FSDP1"]
+        assert "expected fully_shard(model)" in rank["FSDP1"]

@@ -5,15 +5,50 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.data import Subset
 
 import penalties as pn
+from penalties import telemetry
+from penalties.backends.torch.sharded import whole
 
+from ..torchrun import leave
 from . import cases
+
+ModelParallelStrategy = cases.lightning.strategies.ModelParallelStrategy
 
 EPOCHS = {1: 1, 4: 4, 8: 5}
 """By the number of micro-batches: at least ten steps, with a shorter last window in each epoch."""
 BATCHES = 10
+
+
+SHARDED = [(by_layer, accumulation) for by_layer in (True, False) for accumulation in (1, 4)]
+"""Under FSDP2, where some shards are empty: the last layer has one row."""
+
+
+class OfOld(cases.Model):
+    """Under FSDP1."""
+
+    def configure_model(self) -> None:
+        if not isinstance(self.layers[0], FullyShardedDataParallel):
+            self.layers[0] = FullyShardedDataParallel(self.layers[0], device_id=torch.device("cpu"))
+
+
+class Sharded(cases.Model):
+    """Under FSDP2, by Lightning's own hook for it."""
+
+    by_layer = False
+    """After the forward, parameters of the whole are still gathered, those of its layers are not."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        for layer in (self.layers[0], self.layers[2]) if self.by_layer else ():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.layers, mesh=mesh)
+
+
+class ShardedByLayer(Sharded):
+    by_layer = True
 
 
 def stateful() -> pn.Term:
@@ -24,11 +59,19 @@ def main(folder: Path) -> None:
     runs: dict[Any, Any] = {}
     for accumulation, epochs in EPOCHS.items():
         runs[accumulation] = finished(folder, cases.terms(), accumulate_grad_batches=accumulation, max_epochs=epochs)
+    for by_layer, accumulation in SHARDED:
+        kind = ShardedByLayer if by_layer else Sharded
+        options = {"accumulate_grad_batches": accumulation, "max_epochs": EPOCHS[accumulation]}
+        runs[f"sharded {by_layer} {accumulation}"] = finished(folder, cases.terms(), kind=kind, **options)
     runs["norms"] = finished(folder, cases.terms(), limit_train_batches=1, norms_at="params")
     saved = folder / "saved.ckpt"
     for name, epochs, resume in (("whole", 4, None), ("saved", 2, None), ("resumed", 4, saved)):
         options = {"accumulate_grad_batches": 4, "max_epochs": epochs}
         runs[name] = finished(folder, cases.terms(stateful()), resume=resume, save=saved, **options)
+    try:
+        finished(folder, cases.terms(), kind=OfOld)
+    except pn.OptionError as error:
+        runs["FSDP1"] = str(error)
     torch.save(runs, folder / f"rank{runs[1]['rank']}.pt")
 
 
@@ -36,25 +79,37 @@ def finished(
     folder: Path,
     terms: pn.Pipeline,
     *,
+    kind: type[cases.Model] = cases.Model,
     norms_at: str | None = None,
     resume: Path | None = None,
     save: Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    model = cases.Model(terms, norms_at=norms_at)
-    trainer = cases.trainer(folder, devices=2, strategy="ddp", use_distributed_sampler=False, **options)
+    model = kind(terms, norms_at=norms_at)
+    strategy: Any = "ddp"
+    if issubclass(kind, Sharded):
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    trainer = cases.trainer(folder, devices=2, strategy=strategy, use_distributed_sampler=False, **options)
     data = cases.points(2 * BATCHES)
+    announced: list[dict[str, float]] = []
+    handler = telemetry.attach(
+        lambda event, measured, metadata: announced.append(metadata["output"].metrics()), ["pipeline.stop"]
+    )
     # Rows in turn; Lightning's own sampler shuffles them.
     mine = Subset(data, range(trainer.global_rank, len(data), 2))
     trainer.fit(model, cases.loader(mine), ckpt_path=resume, weights_only=False if resume else None)
+    telemetry.detach(handler)
     if save is not None and resume is None:
         trainer.save_checkpoint(save)
     return {
         "rank": trainer.global_rank,
-        "parameters": [p.detach().clone() for p in model.layers.parameters()],
+        "parameters": [whole(p.detach()).clone() for p in model.layers.parameters()],
+        "announced": announced,
+        "output": model.loss_output.metrics(),
         "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
     }
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penalties.errors import InputError, OptionError
 from penalties.training.local import LocalTrainingClient, checkpoint
@@ -236,6 +237,38 @@ def test_a_damaged_checkpoint_raises_and_changes_nothing(tmp_path: Path, name: s
         before = weights(client)
         with pytest.raises(InputError, match="one cannot be read: "):
             client.load_state(saved).result(WAIT)
+        assert_same(weights(client), before)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "5"])
+def test_so_does_one_that_is_not_described_by_an_object(tmp_path: Path, text: str) -> None:
+    with tiny(checkpoints=tmp_path) as client:
+        (Path(client.save_state("one").result(WAIT).path) / "client.json").write_text(text)
+        with pytest.raises(InputError, match=r"one cannot be read: client.json is not a JSON object"):
+            client.load_state("one").result(WAIT)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, "missing") for name in ("lora_A", "step/", "exp_avg/", "generator")),
+        *((name, "shape") for name in ("lora_A", "step/", "exp_avg/", "gradient/", "generator", "micro_batch_tokens")),
+    ],
+)
+def test_so_does_one_without_a_tensor_or_with_one_of_another_shape(tmp_path: Path, name: str, change: str) -> None:
+    with tiny(checkpoints=tmp_path) as client:
+        train(client, 0)
+        client.forward_backward(data(4), "cross_entropy").result(WAIT)
+        saved = Path(client.save_state("one").result(WAIT).path)
+        path = saved / ("adapter_model.safetensors" if name == "lora_A" else "training.safetensors")
+        tensors = {**load_file(path), "micro_batch_tokens": torch.tensor(64)}
+        key = next(key for key in tensors if name in key)
+        changed = {} if change == "missing" else {key: torch.ones(7, dtype=tensors[key].dtype)}
+        save_file({other: one for other, one in tensors.items() if other != key} | changed, path)
+        train(client, 1)
+        before = weights(client)
+        with pytest.raises(InputError, match=f"one cannot be read: it has no .*{name}.*, or one of another shape"):
+            client.load_state_with_optimizer(saved).result(WAIT)
         assert_same(weights(client), before)
 
 

@@ -9,6 +9,7 @@ from penalties.errors import InputError, MissingLibraryError, OptionError
 from penalties.training.local import LocalTrainingClient
 from penalties.training.local.tiny import ByteTokenizer
 from penalties.training.types import AdamParams, ModelInput, SamplingParams
+from tests.app.data.tokenizers import folder_with_code
 from tests.training.local.cases import (
     WAIT,
     array,
@@ -129,6 +130,17 @@ def test_a_missing_model_raises(tmp_path: Path) -> None:
         LocalTrainingClient("/no/such/folder")
     with pytest.raises(OptionError, match="expected .*tiny.*, a folder"):
         LocalTrainingClient(tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    folder = folder_with_code(tmp_path, "config", "tokenizer")
+    with pytest.raises(OptionError, match="contains custom code"):
+        LocalTrainingClient(folder)
+    folder_with_code(folder, "tokenizer")
+    with LocalTrainingClient(folder, device="cpu") as client, pytest.raises(ValueError, match="contains custom code"):
+        _ = client.tokenizer
+    assert not (folder / "ran").exists()
 
 
 def test_a_model_without_an_output_layer_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`penalties check`."""
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -144,7 +145,16 @@ def _data(config: "Config") -> _Data:
     """Check every line of the data, and count its tokens if that needs no download."""
     from ..data import Stream
 
-    tokenizer, limit = _tokenizer(config.model.name)
+    model = config.model.name
+    try:
+        tokenizer, limit = _tokenizer(model)
+    except ValueError:
+        if config.backend.kind == "local":
+            from ..train.loading import own_code
+
+            return _Data(0, [Problem("model.name", own_code(model))])
+        # The server loads the model, and its SDK the tokenizer.
+        tokenizer, limit = _Unknown(), None
     known = not isinstance(tokenizer, _Unknown)
     if not known:
         # No tokenizer is downloaded to check lines: tokens are counted when training starts.
@@ -164,19 +174,34 @@ def _bad(error: DataError) -> _Data:
 
 
 def _tokenizer(model: str) -> tuple[Any, int | None]:
-    """The tokenizer of a model, and how many tokens the model reads, as far as they are here."""
+    """The tokenizer of a model, and how many tokens the model reads, as far as they are here.
+
+    A ValueError if transformers would run code of the model's for that.
+    """
     from ...training.local.model import TINY
     from ...training.local.tiny import CONTEXT, ByteTokenizer
 
     if model == TINY:
         return ByteTokenizer(), CONTEXT
     try:
-        from transformers import AutoTokenizer
-
-        loader: Any = AutoTokenizer
-        return loader.from_pretrained(model, local_files_only=True), None
-    except (ImportError, OSError, ValueError):
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError:
         return _Unknown(), None
+    # The config too: a model may need code where its tokenizer does not.
+    _, tokenizer = (_pretrained(one, model) for one in (transformers.AutoConfig, transformers.AutoTokenizer))
+    return _Unknown() if tokenizer is None else tokenizer, None
+
+
+def _pretrained(loader: Any, model: str) -> Any:
+    """What transformers loads for a model; None if that is not here, or cannot be read."""
+    from ..train.loading import needs_code
+
+    try:
+        return loader.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        if needs_code(error):
+            raise
+        return None
 
 
 def _tried(config: "Config") -> tuple[dict[str, Any] | None, list[Problem], list[Problem]]:
@@ -197,14 +222,9 @@ def _tried(config: "Config") -> tuple[dict[str, Any] | None, list[Problem], list
 
 def _not_imported(config: "Config") -> list[Problem]:
     """The functions that were not looked up, because of --no-code or of other problems."""
-    from ..config.objective import is_path
+    from ..config.code import named
 
-    named = [("train.loss", config.train.loss)]
-    named += [(f"term.{index}.fn", one.fn) for index, one in enumerate(config.term, 1)]
-    named += [("samples.metrics", metric) for metric in config.samples.metrics]
-    return [
-        Problem(where, f'"{path}" was not imported, nor its options checked') for where, path in named if is_path(path)
-    ]
+    return [Problem(where, f'"{path}" was not imported, nor its options checked') for where, path in named(config)]
 
 
 def _notes(config: "Config") -> list[Problem]:

@@ -6,7 +6,7 @@ import glob
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..runs.run import Run
     from ..train import TermFailed
 
-__all__ = ["command", "folder_for", "nothing_in"]
+__all__ = ["command", "failed", "folder_for", "hinted", "nothing_in", "own_config", "written_report"]
 
 _RUNS: Final = Path("runs")
 _NAMED: Final = 5
@@ -48,7 +48,7 @@ def command(
 
     Ctrl-C finishes the step and saves a checkpoint; --resume continues from it.
     """
-    from ..config import load, load_again
+    from ..config import load
     from ..runs.run import Run
     from ..train import Interrupted, TermFailed, train
     from ..train.progress import chosen
@@ -61,7 +61,7 @@ def command(
         raise nothing_in(folder, "run", lambda one: Run(one).exists())
     with contextlib.ExitStack() as checking:
         if resume and folder is not None and config_path is None:
-            config = load_again(Run(folder).config(), folder, overrides)
+            config = own_config(Run(folder), overrides)
         else:
             checking.enter_context(telling_what_checks(config_path, overrides))
             config = load(config_path, overrides)
@@ -69,24 +69,16 @@ def command(
         try:
             run = train(config, folder, resume=resume, progress=chosen(quiet=quiet, json=as_json))
         except BaseException as error:
-            begun = Run(folder).begun()
-            # A folder that the user did not choose, and in which there is nothing.
-            empty = given is None and not resume and not begun
-            if empty:
-                Run(folder).discard()
-            elif begun and getattr(error, "status", 1) == 1:
-                # The error and the command that resumes are shown in any case, above all when the disk is full.
-                with contextlib.suppress(RunError, OSError):
-                    _report(folder)
-                    if not (quiet or as_json):
-                        say(f"report: {Run(folder).report}")
-            if isinstance(error, Interrupted) and not empty:
+            outcome = failed(folder, error, ours=given is None and not resume)
+            if outcome == "reported" and not (quiet or as_json):
+                say(f"report: {Run(folder).report}")
+            if isinstance(error, Interrupted) and outcome != "removed":
                 again = command_line("train", None, (), "--run", str(folder), "--resume")
                 raise Interrupted(f"{error}; resume with:\n{again}") from None
             if isinstance(error, TermFailed):
-                raise _with_hint(error, config) from error
+                raise hinted(error, config) from error
             raise
-    name, verdict = _report(run.folder)
+    name, verdict = written_report(run.folder)
     kind, path = "weights" if config.model.adapter == "none" else "adapter", _trained(run)
     if as_json:
         result = {"kind": "result", "run": str(run.folder), "report": str(run.report), kind: path}
@@ -94,6 +86,19 @@ def command(
     elif not quiet:
         where = [] if path is None else [f"{kind}: {path}"]
         say(*where, f"{name}: {verdict.summary}", f"report: {run.report}")
+
+
+def own_config(run: "Run", overrides: Sequence[str]) -> "Config":
+    """The config of a run that is resumed; its modules are imported once it is known to be that of the checkpoint."""
+    from ..config import load_again
+    from ..runs import checkpoints
+    from ..train import check_config
+
+    given = run.config()
+    checkpoint = checkpoints.latest(run)
+    if checkpoint is not None:
+        check_config(run, load_again(given, run.folder, overrides, code=False), checkpoint)
+    return load_again(given, run.folder, overrides)
 
 
 def _trained(run: "Run") -> str | None:
@@ -106,7 +111,22 @@ def _trained(run: "Run") -> str | None:
     return None
 
 
-def _with_hint(error: "TermFailed", config: "Config") -> RunError:
+def failed(folder: Path, error: BaseException, *, ours: bool) -> Literal["removed", "reported", ""]:
+    """Write the report of a run that failed, or remove its folder if that is `ours` and has no step; returns which."""
+    from ..runs.run import Run
+
+    if ours and not Run(folder).begun():
+        Run(folder).discard()
+        return "removed"
+    if Run(folder).exists() and getattr(error, "status", 1) == 1:
+        # The error and how to resume are shown in any case, above all when the disk is full.
+        with contextlib.suppress(RunError, OSError):
+            written_report(folder)
+            return "reported"
+    return ""
+
+
+def hinted(error: "TermFailed", config: "Config") -> RunError:
     """A term that failed, and what the user can do: two lines."""
     # The base loss cannot be left out.
     is_term = error.term in [table.name for table in config.term]
@@ -114,7 +134,7 @@ def _with_hint(error: "TermFailed", config: "Config") -> RunError:
     if error.finite:
         return RunError(f"{error}\n{skipping}{', and ' if skipping else ''}--debug shows the traceback")
     tries = ["lower train.learning_rate", *(["set train.grad_clip_norm"] if not config.train.grad_clip_norm else [])]
-    if error.term is None and config.train.gradients_every != 1:
+    if error.of_gradient and error.term is None and config.train.gradients_every != 1:
         tries.append("set train.gradients_every = 1, which names the term")
     return RunError(f"{error}\n{joined(tries)}{'; ' if skipping else ''}{skipping}")
 
@@ -166,7 +186,7 @@ def nothing_in(folder: Path, what: str, holds: Callable[[Path], bool]) -> RunErr
     return RunError(f"{folder} holds no {what}{hint}", 2)
 
 
-def _report(folder: Path) -> tuple[str, Any]:
+def written_report(folder: Path) -> tuple[str, Any]:
     """Write the report of a run; returns the name that the run has in it, and the verdict."""
     from ..report import make
 

@@ -2,6 +2,17 @@
 
 from ..problems import ConfigError, DataError, Problem
 from .config import Config
-from .loading import DEMO, examine, find, load, load_again
+from .loading import DEMO, examine, find, load, load_again, load_tables
 
-__all__ = ["DEMO", "Config", "ConfigError", "DataError", "Problem", "examine", "find", "load", "load_again"]
+__all__ = [
+    "DEMO",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Problem",
+    "examine",
+    "find",
+    "load",
+    "load_again",
+    "load_tables",
+]

@@ -117,7 +117,7 @@ def folders_of(raw: dict[str, Any]) -> tuple[list[str], list[Problem]]:
 
 def _provider(table: ReferenceTable, teacher: Callable[[ClientTable], Any]) -> Provider:
     if isinstance(table, ClientTable):
-        return client(teacher(table), cache=table.cache)
+        return client(teacher(table), cache=table.cache, top_k=table.top_k)
     if isinstance(table, PerturbedTable):
         return perturbed(table.token_dropout, table.seed, table.replacement)
-    return initial()
+    return initial(top_k=table.top_k)

@@ -14,13 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from ...files import read_plain
 from ..problems import ConfigError, Problem, nearest
 from .checks import checked, hidden, without_secrets
+from .code import holding, inside
 from .config import Config, folders_of
 from .overrides import DEEPEST, override
 from .reading import read
 
-__all__ = ["DEMO", "examine", "find", "load", "load_again"]
+__all__ = ["DEMO", "examine", "find", "load", "load_again", "load_tables"]
 
 DEMO: Final = "demo"
 """The config that ships with the program."""
@@ -51,21 +53,48 @@ def examine(
     _absolute(raw, source.parent)
     folders = (str(source.parent.absolute()), str(Path.cwd()))
     config, problems = _examined(raw, folders, overrides, code=code)
-    return config.found_in(_holding(config, folders)), problems
+    return config.found_in(holding(config, folders)), problems
 
 
-def load_again(given: Mapping[str, Any], run: Path, overrides: Sequence[str] = ()) -> Config:
+def load_tables(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The config in nested mappings, with some values set, checked like a file.
+
+    Its paths are relative to the working directory, where its modules are looked up too.
+
+    >>> load_tables({"data": {"path": str(find("demo").parent / "pig_latin.jsonl")}}, ["train.steps=3"]).train.steps
+    3
+    """
+    _check_depth(given, "config")
+    raw = _plain(given)
+    folders, wrong = folders_of(raw)
+    both = [*folders, str(Path.cwd())]
+    config, problems = _examined(raw, both, overrides, wrong)
+    if problems:
+        raise ConfigError("config", problems)
+    return config.found_in(holding(config, both))
+
+
+def _plain(nest: Any) -> Any:
+    """A copy of nested mappings as a file would have them."""
+    if isinstance(nest, Mapping):
+        return {str(key): _plain(part) for key, part in cast("Mapping[Any, Any]", nest).items()}
+    if isinstance(nest, list | tuple):
+        return [_plain(part) for part in cast("Sequence[Any]", nest)]
+    return str(nest) if isinstance(nest, Path) else nest
+
+
+def load_again(given: Mapping[str, Any], run: Path, overrides: Sequence[str] = (), *, code: bool = True) -> Config:
     """The config that a run's folder has, with some values set, checked like a file.
 
     Its modules are where they were found before, or in the working directory, but not in the run's folder: nothing
-    there is code.
+    there is code. With `code=False` they are not imported.
     """
     _check_depth(given, str(run))
     raw = copy.deepcopy(dict(given))
     folders, wrong = folders_of(raw)
     whole = run.resolve()
     outside = [one for one in (*folders, str(Path.cwd())) if not Path(one).resolve().is_relative_to(whole)]
-    config, problems = _examined(raw, outside, overrides, wrong)
+    config, problems = _examined(raw, outside, overrides, wrong, code=code, apart=run)
     if problems:
         raise ConfigError(str(run), problems)
     return config.found_in(folders)
@@ -78,8 +107,12 @@ def _examined(
     wrong: Sequence[Problem] = (),
     *,
     code: bool = True,
+    apart: Path | None = None,
 ) -> tuple[Config, list[Problem]]:
-    """The config that was read, and its problems, with those known before; its modules may be in these folders."""
+    """The config that was read, and its problems, with those known before.
+
+    Its modules may be in these folders, but not in the one that is kept apart.
+    """
     found = override(raw, overrides, list(Config.model_fields))
     problems = [*wrong, *(Problem(hidden(one.where), hidden(one.message)) for one in found)]
     _absolute(raw, Path.cwd())
@@ -95,7 +128,7 @@ def _examined(
         if folder not in sys.path:
             # At the end, where it hides nothing that is installed.
             sys.path.append(folder)
-    problems = checked(config, raw, code=True)
+    problems = ([] if apart is None else inside(config, apart)) or checked(config, raw, code=True)
     if problems:
         return config, problems
     config = _with_steps(config)
@@ -116,18 +149,6 @@ def _with_steps(config: Config) -> Config:
     return config.model_copy(update={"train": train.model_copy(update={"steps": steps, "epochs": None})})
 
 
-def _holding(config: Config, folders: Sequence[str]) -> dict[str, None]:
-    """The folders that hold the modules that the config names; the first one counts."""
-    paths_of = (config.train.loss, *(table.fn for table in config.term), *config.samples.metrics)
-    named = [path.partition(":") for path in paths_of]
-    found: dict[str, None] = {}
-    for root in [module.partition(".")[0] for module, colon, _ in named if colon]:
-        paths = {one: os.path.join(one, root) for one in folders}
-        there = [one for one, path in paths.items() if os.path.isfile(f"{path}.py") or os.path.isdir(path)]
-        found |= dict.fromkeys(there[:1])
-    return found
-
-
 def find(path: str | os.PathLike[str] | None) -> Path:
     """The file of a config."""
     if path is None or (os.fspath(path) == DEMO and not Path(DEMO).is_file()):
@@ -137,7 +158,8 @@ def find(path: str | os.PathLike[str] | None) -> Path:
 
 def _parsed(source: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(source.read_bytes().decode("utf-8-sig"))
+        # A link is followed: it is the user who names the file.
+        return tomllib.loads(read_plain(os.path.realpath(source)).decode("utf-8-sig"))
     except FileNotFoundError:
         there = [one.name for one in source.parent.glob("*.toml")] if source.parent.is_dir() else []
         hint = nearest(source.name, [*there, DEMO]) or "; give the path of a TOML file"

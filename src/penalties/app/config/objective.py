@@ -12,7 +12,7 @@ from ...pipeline.output import BASE
 from ...training import adapters
 from ...training.losses import BY_NAME
 from ...training.objective import objective_of
-from ...training.packing import LOGITS
+from ...training.packing import LOGITS, likeliest_of
 from ...training.separable import Separation
 from ..problems import Problem, joined, nearest, shown, toml_value
 from .messages import label_of
@@ -56,6 +56,8 @@ LOCAL_INPUTS: Final[Mapping[str, str]] = {
 BY_RULE: Final[Mapping[str, str]] = {
     "<reference>": "a reference by its name under [references], one tensor per datum",
     "flat_<reference>": "the same, one sequence after the other",
+    "logprobs.<reference>": "the model's log-probabilities of the tokens of a reference with top_k",
+    "flat_logprobs.<reference>": "the same, one sequence after the other",
     "step": "the number of finished steps, for your own function that has a parameter of this name",
 }
 """The other inputs of every backend: those whose names depend on the config, and what a function gets by its name."""
@@ -127,6 +129,7 @@ def loss_problems(config: "Config", references: Iterable[str], *, code: bool) ->
         yield from _no_loss(config)
         return
     yield from _loss_options(train.loss, train.loss_options)
+    named = [name for name in named if name not in _top_k(config)]
     if needs_reference(train.loss) and "reference" not in named and len(named) != 1:
         add = 'add [references] with initial = { kind = "initial" }'
         fix = 'name the one to compare with "reference"' if named else add
@@ -225,6 +228,10 @@ def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> 
     fix = f'fn = "{exact}" with inputs = {toml_value(inputs)} and options = {{ logits = true }} is exact'
     if config.backend.kind != "local":
         fix += ', with backend.kind = "local"'
+        if other:
+            fix += (
+                f'; with references.{other}.top_k = 20, inputs = ["logprobs.{other}", "{other}"] is near it on a server'
+            )
     yield Problem(
         where,
         f"found {shown(table.fn)}, which is for tokens that the model itself sampled, and a data set has others; "
@@ -238,7 +245,8 @@ def separation(config: "Config") -> Separation:
     candidates = 2 if config.train.loss == _CANDIDATES else None
     local = config.backend.kind == "local"
     pipeline = config.pipeline()
-    return objective_of(config.base, pipeline, given, None, candidates=candidates, local=local).separation
+    top_k = _top_k(config)
+    return objective_of(config.base, pipeline, given, None, candidates=candidates, local=local, top_k=top_k).separation
 
 
 _ANY: Final = Term("l1", inputs="logprobs")
@@ -312,10 +320,26 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
     # How many there are is in the lines; that there are several is what matters here.
     candidates = 2 if config.train.loss == _CANDIDATES else None
     try:
-        objective_of(term if base else None, [] if base else [term], given, None, candidates=candidates, local=local)
+        objective_of(
+            term if base else None,
+            [] if base else [term],
+            given,
+            None,
+            candidates=candidates,
+            local=local,
+            top_k=_top_k(config),
+        )
     except (InputError, OptionError) as error:
         known = [*references, *INPUTS, *(LOCAL_INPUTS if local else ())]
         unknown = [name for name in term.inputs.values() if not _is_input(name, references)]
+        targets = [of for name in term.inputs.values() if (of := likeliest_of(name)) and of not in _top_k(config)]
+        if not unknown and targets:
+            if targets[0] not in config.references:
+                # It has a problem of its own.
+                return
+            fix = f"set references.{targets[0]}.top_k, or read logprobs"
+            yield Problem(where, f'found "logprobs.{targets[0]}", but {targets[0]} has no likeliest tokens; {fix}')
+            return
         if not unknown:
             yield Problem(where, str(error))
             return
@@ -323,6 +347,10 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
         yield Problem(where, f'found "{unknown[0]}"{hint} (the inputs are {", ".join(known)})')
         return
     for name in term.inputs.values():
+        likeliest = likeliest_of(name)
+        if likeliest is not None and config.backend.server == "averages":
+            found = f'found "{name}", of several tokens per position'
+            yield Problem(where, f"{found}; a server that averages takes one: train on another backend")
         table = config.references.get(name.removeprefix("flat_").removesuffix(LOGITS))
         if name.endswith(LOGITS) and table is not None and table.kind not in _WITH_LOGITS:
             kinds = " or ".join(f'"{kind}"' for kind in _WITH_LOGITS)
@@ -332,7 +360,14 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
 def _is_input(name: str, references: Sequence[str]) -> bool:
     """Whether a model, here or on a server, or a reference has an input of this name."""
     plain = name.removeprefix("flat_").removesuffix(LOGITS)
+    if likeliest_of(name) in references:
+        return True
     return name in INPUTS or plain in references or plain.partition(".")[0] in ("params", "logits", "hidden")
+
+
+def _top_k(config: "Config") -> list[str]:
+    """The references that have the likeliest tokens at each position."""
+    return [name for name, table in config.references.items() if getattr(table, "top_k", None) is not None]
 
 
 def _of_option(error: OptionError) -> str:

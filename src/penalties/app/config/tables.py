@@ -218,6 +218,8 @@ class InitialTable(Table):
     """Log-probabilities of the model before training."""
 
     kind: Literal["initial"]
+    top_k: _Count | None = None
+    """How many of its likeliest tokens at each position it has; by default the targets. Compare `logprobs.<name>`."""
 
 
 class ClientTable(Table):
@@ -230,6 +232,8 @@ class ClientTable(Table):
     """The seed of the model's weights if they are random, like those of `"tiny"`."""
     cache: bool = True
     """Whether each example is evaluated once, rather than at every step."""
+    top_k: _Count | None = None
+    """How many of its likeliest tokens at each position it has; by default the targets. Compare `logprobs.<name>`."""
     device: _Text | None = None
     """The device of this model; by default `model.device`. Local backend."""
     dtype: _Text | None = None

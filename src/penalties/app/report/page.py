@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from ...errors import MissingLibraryError
 from ...files import write_atomically
 from ..problems import counted
@@ -20,6 +22,7 @@ from .comparison.verdict import compare
 from .config_text import differences, toml
 from .folders import named, runs_in
 from .reading import read
+from .resources import environments, pace
 from .runlog import RunLog
 from .sections import (
     colors,
@@ -72,12 +75,14 @@ def make(runs: Sequence[Path]) -> Report:
     return compose([read(folder) for folder in folders], named(folders))
 
 
+@np.errstate(all="ignore")
 def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
-    """The report of runs that were read already."""
+    """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
     several = len(found) > 1
-    drawn = sum(map(count_series, logs)) + (len(css_of) + 4) * len(found) * several
+    metrics = {key for log in logs for key in log.own_metrics()} if several else set[tuple[str, str]]()
+    drawn = sum(map(count_series, logs)) + (len(css_of) + 4 + 2 * len(metrics)) * len(found) * several
     points = min(max(_VALUES // drawn, _POINTS[0]), _POINTS[1])
     verdicts = {one.letter: judge(one.run, one.summary) for one in found}
     comparison = compare(found) if several else None
@@ -110,6 +115,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) 
         "facts": _facts(run, summary),
         "verdict": verdict,
         "figures": figures(run, css_of, points),
+        "pace": pace(run, summary),
         "terms": term_rows(summary, css_of),
         "terms_note": term_note(summary),
         "cosines": cosines(run, summary, css_of),
@@ -118,6 +124,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) 
         "samples": samples(run),
         "events": events(run),
         "config": None if run.config is None else toml(run.config),
+        "environments": environments(run),
     }
 
 
@@ -132,10 +139,11 @@ def _facts(run: RunLog, summary: Summary) -> list[str]:
         facts.append(f"{steps_shown(summary.tokens)} tokens")
     if summary.seconds:
         facts.append(seconds(summary.seconds))
-        if summary.tokens:
-            facts.append(f"{steps_shown(summary.tokens / summary.seconds)} tokens/s")
     if run.started:
         facts.append(f"started {run.started.replace('T', ' ').replace('Z', ' UTC')}")
+    if run.environments and (commit := run.environments[-1].get("commit")):
+        changed = ", with changes" if run.environments[-1].get("changed") else ""
+        facts.append(f"commit {commit[:8]}{changed}")
     return facts
 
 

@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ...pipeline.output import BASE
 from ..privacy import hide
 from ..problems import toml_value
 from ..runs.disk import RunError, reason
+from ..runs.environment import environments_in
 from ..runs.run import Run
 from .runlog import EMPTY, Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
 
@@ -25,8 +26,11 @@ __all__ = ["number", "read"]
 _LOG: Final = "metrics.jsonl"
 _CONFIG: Final = "config.json"
 
-_OF_RUN: Final = ("seconds", "tokens", "learning_rate", "loss_total", "total_grad_norm")
+_OF_RUN: Final = ("seconds", "tokens", "learning_rate", "memory", "loss_total", "total_grad_norm")
 _OF_PART: Final = ("value", "weight", "grad_norm")
+_CUSTOM: Final = "custom/"
+"""Before the name of a term's own metric."""
+_Layout: TypeAlias = tuple[tuple[tuple[str, tuple[str, ...]], ...], tuple[str, ...]]
 
 
 def read(folder: Path) -> RunLog:
@@ -61,6 +65,7 @@ def read(folder: Path) -> RunLog:
         seconds=taken.series("seconds"),
         tokens=taken.series("tokens"),
         learning_rate=taken.series("learning_rate"),
+        memory=taken.series("memory"),
         terms={name: taken.term(name) for name in names},
         cosines=taken.cosines(names),
         evaluations=_evaluations(log.evaluations, taken.steps, names),
@@ -71,6 +76,7 @@ def read(folder: Path) -> RunLog:
         task=_task(log.samples),
         events=log.events,
         config=config,
+        environments=environments_in(folder),
         started=log.started,
         torn=torn,
         unreadable=unreadable,
@@ -86,8 +92,8 @@ class _Log:
 
         self._parse = parse
         self.steps: list[int] = []
-        self.numbers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[int], list[Any]]] = {}
-        """By the names of terms and of those with durations: the indices of records, and their numbers in a row.
+        self.numbers: dict[_Layout, tuple[list[int], list[Any]]] = {}
+        """By the names of terms and their metrics, and of those with durations: indices of records, and their numbers.
 
         One list of numbers takes a third of the memory of the records, and of the time of a list for each column.
         """
@@ -132,17 +138,18 @@ class _Log:
         if index == 0 and isinstance(record.get("time"), str):
             self.started = record.get("time")
         parts = _parts(loss)
-        layout = tuple(parts), tuple(durations)
+        customs = {name: _custom(part) for name, part in parts.items()}
+        layout = tuple((name, tuple(custom)) for name, custom in customs.items()), tuple(durations)
         if layout not in self.numbers:
             self.terms.update(dict.fromkeys(parts))
             self.numbers[layout] = [], []
         indices, numbers = self.numbers[layout]
         indices.append(index)
         # In the order of _OF_RUN and _OF_PART.
-        numbers += (record.get("seconds"), record.get("tokens"), record.get("learning_rate"))
+        numbers += (record.get("seconds"), record.get("tokens"), record.get("learning_rate"), record.get("memory"))
         numbers += (loss["loss_total"], loss.get("total_grad_norm"))
         for name, part in parts.items():
-            numbers += (part.get("value"), part.get("weight"), part.get("grad_norm"))
+            numbers += (part.get("value"), part.get("weight"), part.get("grad_norm"), *customs[name].values())
             if "grad_error" in part:
                 self.reasons[name] = str(part["grad_error"])
             if "grad_norms" in part and isinstance(part["grad_norms"], dict):
@@ -164,7 +171,9 @@ class _Log:
         found: defaultdict[tuple[str, str], list[tuple[list[int], list[Any]]]] = defaultdict(list)
         for (terms, timed), (indices, numbers) in self.numbers.items():
             keys = [(what, "") for what in _OF_RUN]
-            keys += [(what, name) for name in terms for what in _OF_PART]
+            for name, customs in terms:
+                keys += [(what, name) for what in _OF_PART]
+                keys += [(f"{_CUSTOM}{metric}", name) for metric in customs]
             keys += [("duration", name) for name in timed]
             for column, key in enumerate(keys):
                 found[key].append((indices, numbers[column :: len(keys)]))
@@ -178,8 +187,7 @@ class _Taken:
         self._log = log
         self._columns = log.columns()
         self.steps: Ints = np.array(log.steps, np.int64)
-        later = np.append(np.minimum.accumulate(self.steps[::-1])[::-1][1:], np.iinfo(np.int64).max)
-        self.counts = self.steps < later[: len(self.steps)]
+        self.counts = self.steps < _ahead(self.steps)[1:]
 
     def series(self, what: str, term: str = "") -> Series:
         """The numbers of a quantity."""
@@ -212,6 +220,11 @@ class _Taken:
             ],
             grad_error=log.reasons.get(name),
             inputs=tuple(log.inputs.get(name, ())),
+            metrics={
+                what.removeprefix(_CUSTOM): self.series(what, name)
+                for what, of in self._columns
+                if of == name and what.startswith(_CUSTOM)
+            },
         )
 
     def cosines(self, names: Sequence[str]) -> dict[tuple[str, str], Series]:
@@ -251,13 +264,36 @@ def _series(steps: Sequence[int], found: Sequence[Any]) -> Series:
 
 def _evaluations(found: "Sequence[tuple[int, LossRecord]]", steps: Ints, names: Sequence[str]) -> Evaluations:
     # If the run repeated earlier steps after an evaluation, the evaluation was or will be repeated too.
-    losses = {one["step"]: one["loss"] for before, one in found if not np.any(steps[before:] <= one["step"])}
+    ahead = _ahead(steps)
+    losses = {one["step"]: one["loss"] for before, one in found if one["step"] < ahead[before]}
     at = sorted(losses)
     contributions = {name: _series(at, [_contribution(losses[step], name) for step in at]) for name in names}
     return Evaluations(
         _series(at, [losses[step]["loss_total"] for step in at]),
         {name: series for name, series in contributions.items() if len(series)},
+        _held_out_metrics({step: _parts(losses[step]) for step in at}),
+        {name: _series(at, [_parts(losses[step]).get(name, {}).get("value") for step in at]) for name in names},
     )
+
+
+def _held_out_metrics(parts: "Mapping[int, Mapping[str, Part]]") -> dict[tuple[str, str], Series]:
+    found: defaultdict[tuple[str, str], dict[int, Any]] = defaultdict(dict)
+    for step, terms in parts.items():
+        for name, part in terms.items():
+            for metric, value in _custom(part).items():
+                found[name, metric][step] = value
+    return {key: _series(list(values), list(values.values())) for key, values in found.items()}
+
+
+def _custom(part: "Part") -> dict[str, Any]:
+    """The own metrics of a term."""
+    found = part.get("custom")
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _ahead(steps: Ints) -> Ints:
+    """The lowest step from each record on, and a number beyond all steps after the last."""
+    return np.append(np.minimum.accumulate(steps[::-1])[::-1], np.iinfo(np.int64).max)
 
 
 def _task(found: "Mapping[int, SamplesRecord]") -> dict[str, Series]:

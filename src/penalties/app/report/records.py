@@ -22,6 +22,7 @@ class Part(TypedDict, total=False):
     grad_norm: Any
     grad_norms: Any
     grad_error: Any
+    custom: Any
 
 
 class Loss(TypedDict, total=False):
@@ -44,6 +45,7 @@ class LossRecord(TypedDict, total=False):
     seconds: Any
     tokens: Any
     learning_rate: Any
+    memory: Any
     durations: dict[str, Any]
     errors: dict[str, Any]
 

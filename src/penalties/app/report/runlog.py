@@ -106,6 +106,8 @@ class TermLog:
     """Why it has no gradient, if the log says so."""
     inputs: tuple[str, ...] = ()
     """What its gradient is measured with respect to, if the log says so."""
+    metrics: Mapping[str, Series] = field(default_factory=dict[str, Series])
+    """Its own metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,10 @@ class Evaluations:
 
     total: Series = EMPTY
     contributions: Mapping[str, Series] = field(default_factory=dict[str, Series])
+    metrics: Mapping[tuple[str, str], Series] = field(default_factory=dict[tuple[str, str], Series])
+    """The own metrics of terms, by term and name."""
+    values: Mapping[str, Series] = field(default_factory=dict[str, Series])
+    """The value of every term, the base loss included, without its weight."""
 
     @property
     def loss(self) -> Series:
@@ -156,6 +162,8 @@ class RunLog:
     """Metrics over samples."""
     events: Sequence[Event] = ()
     config: Mapping[str, Any] | None = None
+    environments: Sequence[Mapping[str, Any]] = ()
+    """What it was made with, since which step: versions, and the commit of the working directory."""
     started: str | None = None
     """The time in the first line."""
     torn: bool = False
@@ -164,6 +172,8 @@ class RunLog:
     """The numbers of other lines that could not be read."""
     folder: str = ""
     """Its path, as given by the user."""
+    memory: Series = EMPTY
+    """The peak so far, in bytes."""
 
     @property
     def loss(self) -> Series:
@@ -181,6 +191,22 @@ class RunLog:
         """Whether it ended early, because it did not improve any more."""
         return any(event.kind == "finished" and event.early for event in self.events)
 
+    def own_metrics(self) -> dict[tuple[str, str], tuple[Series, Series]]:
+        """By term and name: the own metrics of terms, in training and held out.
+
+        One that repeats the value of its term is left out.
+        """
+        names = dict.fromkeys((name, metric) for name, term in self.terms.items() for metric in term.metrics)
+        names |= dict.fromkeys(self.evaluations.metrics)
+        found: dict[tuple[str, str], tuple[Series, Series]] = {}
+        for name, metric in names:
+            term = self.terms.get(name, TermLog(name))
+            trained = term.metrics.get(metric, EMPTY)
+            held_out = self.evaluations.metrics.get((name, metric), EMPTY)
+            if not _same(trained, term.value):
+                found[name, metric] = trained, held_out
+        return found
+
     def training(self, key: str) -> Any:
         """The value of a key in the config's `[train]` table; None if it has none."""
         train = (self.config or {}).get("train")
@@ -197,6 +223,14 @@ class RunLog:
             return {}
         common = max(counts, key=lambda names: (counts[names], names == inputs.get(BASE)))
         return {name: names for name, names in inputs.items() if names != common}
+
+
+def _same(first: Series, second: Series) -> bool:
+    return (
+        bool(len(first))
+        and np.array_equal(first.steps, second.steps)
+        and np.allclose(first.values, second.values, rtol=1e-5, atol=1e-12, equal_nan=True)
+    )
 
 
 def inputs_in_words(inputs: Sequence[str]) -> str:

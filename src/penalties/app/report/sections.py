@@ -1,7 +1,6 @@
 """The charts and tables of one run."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,17 +8,20 @@ from typing import Final
 import numpy as np
 
 from ...pipeline.output import BASE
+from ..problems import counted
 from .charts.figure import Figure
 from .charts.lines import lines
 from .charts.marks import Moment
 from .charts.palette import term_class
 from .charts.scales import percent, seconds, shown, steps_shown
 from .charts.sheet import Frame, Line
+from .charts.spark import spark
 from .charts.stacks import folded, stack
+from .failures import kinds
 from .runlog import RunLog, Series, inputs_in_words
 from .summary import Ends, Summary, shares
 
-__all__ = ["colors", "cosines", "count_series", "events", "failures", "figures", "samples", "term_note"]
+__all__ = ["arrow", "colors", "cosines", "count_series", "events", "failures", "figures", "samples", "term_note"]
 __all__ += ["term_rows", "time_rows"]
 
 _NONE: Final = "–"
@@ -29,6 +31,8 @@ _SAMPLED: Final = 4
 """Of how many evaluations samples are shown."""
 _EVENTS: Final = 40
 """How many events are listed; a run with many warnings has more."""
+_REASONS: Final = 20
+"""How many kinds of failures are listed for each term."""
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
@@ -39,7 +43,7 @@ def colors(names: Sequence[str]) -> dict[str, str]:
 
 def count_series(run: RunLog) -> int:
     """How many lines the charts of a run have, which limits the points of each."""
-    return 6 * len(run.terms) + 6
+    return 6 * len(run.terms) + 6 + 2 * len(run.own_metrics())
 
 
 def figures(run: RunLog, css: Mapping[str, str], points: int) -> dict[str, list[Figure]]:
@@ -50,6 +54,7 @@ def figures(run: RunLog, css: Mapping[str, str], points: int) -> dict[str, list[
         "gradient": _gradient(run, css, frame),
         "weights": _weights(run, css, frame),
         "held_out": [*_held_out(run, css, frame), *_task(run, frame)],
+        "metrics": _metrics(run, css, frame),
         "time": _time(run, css, frame),
     }
 
@@ -144,13 +149,25 @@ def _task(run: RunLog, frame: Frame) -> list[Figure]:
     ]
 
 
+def _metrics(run: RunLog, css: Mapping[str, str], frame: Frame) -> list[Figure]:
+    """The own metrics of the base loss and of terms: a chart for each, as their scales have nothing in common."""
+    found: list[Figure] = []
+    for (name, metric), (trained, held_out) in run.own_metrics().items():
+        drawn = [Line("training", css.get(name, "plain"), trained), Line("held out", "total", held_out)]
+        there = [line for line in drawn if len(line.series)]
+        if there:
+            note = "in training and on held-out data" if len(there) > 1 else f"in {there[0].name}"
+            found.append(lines(f"{name}/{metric}", there, frame=frame, note=note))
+    return found
+
+
 def samples(run: RunLog) -> list[tuple[str, str, str]]:
-    """What the model said: the step, the prompt and the text; for each prompt, the first and the last evaluations."""
+    """What the model said: after which step, to which prompt, and the text; at the first and the last evaluations."""
     steps = sorted(step for step, said in run.spoken.items() if said)
     some = steps if len(steps) <= _SAMPLED else [steps[0], *steps[1 - _SAMPLED :]]
     prompts = dict.fromkeys(prompt for step in some for prompt, _ in run.spoken[step])
     return [
-        (steps_shown(step), prompt, text)
+        (_after(step), prompt, text)
         for prompt in prompts
         for step in some
         for asked, text in run.spoken[step]
@@ -197,8 +214,8 @@ def term_rows(summary: Summary, css: Mapping[str, str]) -> list[Row]:
     """
     rows: list[Row] = []
     for name, term in summary.terms.items():
-        value = _NONE if term.value is None else _arrow(term.value)
-        weight = _NONE if term.weight is None or name == BASE else _arrow(term.weight)
+        value = _NONE if term.value is None else arrow(term.value)
+        weight = _NONE if term.weight is None or name == BASE else arrow(term.weight)
         loss = _NONE if term.loss_share is None else Part.of(term.loss_share)
         gradient = _NONE if term.grad_share is None else Part.of(term.grad_share)
         if term.inputs and term.pull is not None:
@@ -218,7 +235,8 @@ def term_note(summary: Summary) -> str:
     return f"Share: |term| / Σ|terms|, averaged over steps. {ends}"
 
 
-def _arrow(both: Ends) -> str:
+def arrow(both: Ends) -> str:
+    """Both ends, or one number if they look the same."""
     first, last = shown(both.first, 3), shown(both.last, 3)
     return first if first == last else f"{first} → {last}"
 
@@ -236,21 +254,31 @@ def time_rows(run: RunLog, summary: Summary, css: Mapping[str, str]) -> list[Row
 
 
 def failures(run: RunLog, css: Mapping[str, str]) -> list[Row]:
-    """Failures by term and reason: how often, and the first and last step."""
+    """Failures by term and kind: how often, and the first and last step."""
     rows: list[Row] = []
     for name, term in run.terms.items():
-        for reason, count in Counter(failure.reason for failure in term.failures).most_common():
-            steps = [failure.step for failure in term.failures if failure.reason == reason]
-            where = steps_shown(steps[0]) if count == 1 else f"{steps_shown(steps[0])} to {steps_shown(steps[-1])}"
-            rows.append(Row(name, css[name], [steps_shown(count), where, reason.strip()]))
+        found = kinds(term.failures)
+        for kind in found[:_REASONS]:
+            first, last = steps_shown(kind.first), steps_shown(kind.last)
+            where = first if kind.count == 1 else f"{first} to {last}"
+            reason = kind.reason.strip() + (" (the numbers vary)" if kind.varied else "")
+            rows.append(Row(name, css[name], [steps_shown(kind.count), where, reason]))
+        if more := found[_REASONS:]:
+            rest = f"for {counted(len(more), 'other reason', steps_shown)}, in metrics.jsonl"
+            rows.append(Row(name, css[name], [steps_shown(sum(kind.count for kind in more)), "", rest]))
     return rows
 
 
+def _after(step: int) -> str:
+    """After which step something happened; nothing before the first one."""
+    return steps_shown(step) if step else _NONE
+
+
 def events(run: RunLog) -> list[tuple[str, str, str]]:
-    """What happened to the run: step, kind and message; checkpoints are summed up in one line."""
+    """What happened to the run: after which step, kind and message; checkpoints are summed up in one line."""
     saved = [event for event in run.events if event.kind == "checkpoint"]
     others = [event for event in run.events if event.kind != "checkpoint"]
-    rows = [(steps_shown(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
+    rows = [(_after(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
     if len(rows) > _EVENTS:
         rows = [*rows[:_EVENTS], ("", "", f"and {steps_shown(len(rows) - _EVENTS)} more in metrics.jsonl")]
     if saved:
@@ -298,21 +326,12 @@ def cosines(run: RunLog, summary: Summary, css: Mapping[str, str]) -> Matrix | N
                 f"{first} and {second}: mean {shown(pair.mean, 2)}, {lowest}, {steps_shown(pair.count)} measurements"
             )
             row.append(
-                Cell(f"{pair.mean:z.2f}".replace("-", "−"), pair.mean, _spark(run.cosines[first, second]), title)
+                Cell(
+                    f"{pair.mean:z.2f}".replace("-", "−"),
+                    pair.mean,
+                    spark(run.cosines[first, second], -1.0, 1.0),
+                    title,
+                )
             )
         rows.append(row)
     return Matrix([(name, css[name]) for name in names], rows)
-
-
-def _spark(series: Series) -> str:
-    """A small line from −1 to 1."""
-    if len(series) < 2:
-        return ""
-    cuts = np.array_split(series.values, min(len(series), 40))
-    means = [float(part.mean()) for part in cuts]
-    across = np.linspace(0, 200, len(means))
-    points = " ".join(f"{x:.0f},{50 - 48 * mean:.0f}" for x, mean in zip(across, means, strict=True))
-    return (
-        '<svg class="spark" viewBox="0 0 200 100" preserveAspectRatio="none" aria-hidden="true" focusable="false">'
-        f'<path class="zero" d="M0 50h200"/><polyline points="{points}"/></svg>'
-    )

@@ -106,7 +106,9 @@ class Summary:
     """The median norm in the first quarter."""
     failures: int
     seconds: float
-    tokens: int
+    tokens: float
+    memory: float | None
+    """The peak, in bytes."""
 
 
 def ends(series: Series) -> Ends | None:
@@ -179,8 +181,9 @@ def summarise(run: RunLog) -> Summary:
         peak=(int(norms.steps[peak]), float(norms.values[peak])) if len(norms) else None,
         usual=float(np.median(norms.values[:quarter])) if len(norms) else None,
         failures=sum(len(term.failures) for term in run.terms.values()),
-        seconds=float(run.seconds.finite.values.sum()),
-        tokens=int(run.tokens.finite.values.sum()),
+        seconds=_sum(run.seconds),
+        tokens=_sum(run.tokens),
+        memory=float(run.memory.finite.values.max()) if len(run.memory.finite) else None,
     )
 
 
@@ -224,6 +227,10 @@ def _term(term: TermLog, loss: Floats, gradient: Floats | None, tracked: bool, i
         seconds=float(durations.mean()) if len(durations) else None,
         slowest=float(durations.max()) if len(durations) else None,
     )
+
+
+def _sum(series: Series) -> float:
+    return float(series.finite.values.sum())
 
 
 def _mean(values: Floats) -> float | None:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...files import check_plain, open_plain, sync, write_atomically
 from ...pipeline.saving import load_state, save_state
@@ -23,6 +23,9 @@ from ..problems import joined
 from .disk import RunError, discard, read_object, reason, writing
 from .run import Run
 
+if TYPE_CHECKING:
+    from .about import About
+
 __all__ = ["Checkpoint", "commit", "find", "latest"]
 
 _ABOUT: Final = "checkpoint.json"
@@ -30,7 +33,6 @@ _CLIENT: Final = "client"
 _STATE: Final = "state.safetensors"
 _VERSION: Final = 2
 _CHECKSUM: Final = "checksum"
-_KINDS: Final = {"files": dict, "step": int, "client": str, "log_size": int, "has_state": bool, "notes": dict}
 _BEST: Final = "best"
 _KEPT: Final = 2
 """The last, and the one before it, in case the last is damaged."""
@@ -186,22 +188,20 @@ def _opened(folder: Path, step: int, damaged: Sequence[str] = ()) -> Checkpoint:
             raise RunError(f"{folder} cannot be read: {reason(error)}") from error
         # A link or a folder where a file was, or a file where the folder was.
         raise _DamagedError(f"{error.filename}: {reason(error)}") from error
-    client, stored = about["client"], folder / _STATE if about["has_state"] else None
-    if client == _CLIENT:
-        client = str((folder / client).absolute())
-    # A run of an earlier version has no best.
-    best = about.get(_BEST)
-    return Checkpoint(step, client, about["notes"], about["log_size"], tuple(damaged), stored, best)
+    client = str((folder / _CLIENT).absolute()) if about.client == _CLIENT else about.client
+    stored = folder / _STATE if about.has_state else None
+    return Checkpoint(step, client, about.notes, about.log_size, tuple(damaged), stored, about.best)
 
 
 def _best_of(folder: Path) -> int | None:
     """The step of the best checkpoint that this one knew; None if it cannot be read: nobody will resume from it."""
     with contextlib.suppress(RunError, OSError):
-        return read_object(folder / _ABOUT).get(_BEST)
+        found = read_object(folder / _ABOUT).get(_BEST)
+        return found if isinstance(found, int) else None
     return None
 
 
-def _read(folder: Path, step: int) -> dict[str, Any]:
+def _read(folder: Path, step: int) -> "About":
     """What a checkpoint says about itself, if every file of it is as it was written."""
     try:
         about = read_object(folder / _ABOUT)
@@ -214,16 +214,21 @@ def _read(folder: Path, step: int) -> dict[str, Any]:
         raise RunError(f"{folder} has version {version}; this version of penalties reads {_VERSION}")
     if checksum != _checksum_of(about):
         raise _DamagedError(f"{_ABOUT} does not match its checksum")
-    for name, kind in _KINDS.items():
-        if type(about.get(name)) is not kind or (kind is int and about[name] < 0):
-            raise _DamagedError(f"{_ABOUT} has no {name}, or none that it can have")
-    if about["step"] != step:
-        raise _DamagedError(f"it is the checkpoint after step {about['step']}")
+    from .about import About, wrong
+
+    try:
+        said = About.model_validate(about)
+    except ValueError as error:
+        raise _DamagedError(f"{_ABOUT} has no {wrong(error)}, or none that it can have") from error
+    if said.step != step:
+        raise _DamagedError(f"it is the checkpoint after step {said.step}")
     found = _checksums(folder)
-    for name, expected in about["files"].items():
+    for name, expected in said.files.items():
         if found.get(name) != expected:
             raise _DamagedError(f"{name} {'does not match its checksum' if name in found else 'is missing'}")
-    return about
+    if said.has_state and _STATE not in said.files:
+        raise _DamagedError(f"{_STATE} is missing")
+    return said
 
 
 def _checksums(folder: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
     runs/demo/
     ├── config.json       the config with every default
     ├── metrics.jsonl     one line a step, and one for each evaluation and event
+    ├── environment.json  the versions and the commit that it was made with
     ├── checkpoints/      the last ones
     ├── references/       log-probabilities of the model before training, and others that are cached
     ├── report.html
@@ -23,6 +24,7 @@ from typing import Any, Final, cast
 from ...encoding import loads
 from ...files import check_plain, open_plain, write_atomically
 from .disk import RunError, read_object, reason, remove, writing
+from .environment import ENVIRONMENT
 from .lock import Lock
 from .log import Log, now, records
 
@@ -33,9 +35,11 @@ _METRICS: Final = "metrics.jsonl"
 _LOCK: Final = "lock"
 _REACH: Final = 65536
 # What the program writes into a run's folder; it removes nothing else.
-_FILES: Final = (_CONFIG, _METRICS, _LOCK, "report.html", "sinks.json", "mlflow.db")
-_FOLDERS: Final = ("checkpoints", "references", "tensorboard", "mlflow", "wandb")
-_PART: Final = re.compile(r"\.(config\.json|sinks\.json|report\.html)\.(\w+\.)?part")
+_FILES: Final = (_CONFIG, _METRICS, ENVIRONMENT, _LOCK, "report.html", "sinks.json", "mlflow.db")
+_SINKS: Final = ("tensorboard", "mlflow", "wandb")
+_FOLDERS: Final = ("checkpoints", "references", *_SINKS)
+_PART: Final = re.compile(r"\.(config\.json|environment\.json|sinks\.json|report\.html)\.(\w+\.)?part")
+_ANY: Final = re.compile(r"(?s:.+)")
 _STEP: Final = re.compile(r"\d{6,}")
 _CHECKPOINT: Final = re.compile(r"\d{6,}|\.\d{6,}\.(part|gone)")
 _ABANDONED: Final = 3600.0
@@ -71,13 +75,13 @@ class Run:
         try:
             run._check_kinds()
             if run.folder.is_dir():
+                run.check_whole()
                 run._check_own()
             with writing(run.folder):
                 run.folder.mkdir(parents=True, exist_ok=True)
                 run._lock = Lock(run.folder / _LOCK)
                 run.checkpoints.mkdir(exist_ok=True)
                 run.references.mkdir(exist_ok=True)
-            run.check_whole()
             if run.begun():
                 raise RunError(
                     f"{run.folder} already has a run; resume it with --resume, or choose another folder with --run",
@@ -123,14 +127,18 @@ class Run:
             return True
 
     def check_whole(self) -> None:
-        """Raise if the folder has something of a run, but no config: a new run would continue another's."""
+        """Raise if the folder has something of a run, but not its config: a new run would continue another's."""
         if self.exists():
             return
-        there = [self.metrics, *_named(self.checkpoints, _STEP), *_named(self.references, _REFERENCE)]
+        # A run makes its lock and its folders before its config, and may be killed in between.
+        there = [self.folder / name for name in _FILES if name not in (_CONFIG, _LOCK)]
+        there += [*_named(self.checkpoints, _CHECKPOINT), *_named(self.references, _REFERENCE)]
+        there += [path for name in _SINKS for path in _named(self.folder / name, _ANY)]
         found = [path.relative_to(self.folder) for path in there if os.path.lexists(path)]
         if found:
+            lacks = f"a {_CONFIG} that is not" if os.path.lexists(self.folder / _CONFIG) else f"no {_CONFIG}"
             raise RunError(
-                f"{self.folder} has {found[0]} of a run, but no {_CONFIG}; restore that to resume the run, or choose "
+                f"{self.folder} has {found[0]} of a run, but {lacks}; restore that to resume the run, or choose "
                 "another folder with --run",
                 2,
             )
@@ -193,6 +201,10 @@ class Run:
         """The records of the log so far."""
         return records(self.metrics)
 
+    def saved(self) -> list[Path]:
+        """The folders of its checkpoints, the first one first."""
+        return sorted(_named(self.checkpoints, _STEP), key=lambda path: int(path.name))
+
     def last(self) -> dict[str, Any] | None:
         """The last record of the log; None if there is none, or a crash of the machine left something else."""
         try:
@@ -233,7 +245,7 @@ class Run:
         """Remove the files of a run that never finished a step."""
         with writing(self.folder):
             # The config stays until another replaces it: a folder with a log alone would not be that of a run.
-            for path in (self.metrics, self.report, *_named(self.references, _REFERENCE)):
+            for path in (self.metrics, self.report, self.folder / ENVIRONMENT, *_named(self.references, _REFERENCE)):
                 path.unlink(missing_ok=True)
         self.clean()
 

@@ -4,12 +4,11 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...errors import InputError, MissingLibraryError, PenaltiesError, said
-from ...training.libraries import library
 from ...training.local.model import TINY
 from ...training.local.tiny import ByteTokenizer
 from ...training.references import check_vocabulary
@@ -20,6 +19,7 @@ from ..privacy import API_KEY, hide
 from ..processes import launched
 from ..runs.disk import RunError
 from .knocking import knock
+from .loading import loading, without_bars
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -112,7 +112,7 @@ class Local:
             "shard": train.shard,
         }
         self._others: list[Any] = []
-        with without_bars():
+        with without_bars(), loading(model.name):
             self.client: Any = _client(
                 model.name,
                 adapter=model.adapter,
@@ -157,7 +157,7 @@ class Local:
     def another(self, table: "ClientTable") -> Any:
         """A second model in this process."""
         own = {key: value for key in ("device", "dtype") if (value := getattr(table, key)) is not None}
-        with without_bars():
+        with without_bars(), loading(table.model):
             client = _client(table.model, seed=table.seed, **{**self._options, **own})
             self._others.append(client)
             # A model in a folder may have no tokenizer.
@@ -194,19 +194,6 @@ def _check_teacher(tokenizer: Any, teacher: Any, table: "ClientTable") -> None:
         check_vocabulary(tokenizer, teacher, f'"{table.model}"')
     except InputError as error:
         raise RunError(f"references: {error}", 2) from error
-
-
-@contextlib.contextmanager
-def without_bars() -> Generator[None]:
-    """Keep the progress bars of transformers and of the hub out of what the program prints."""
-    bars = library("LocalTrainingClient", "transformers", "train").logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 class Tinker:

@@ -11,6 +11,7 @@ from ...execution.pools.ray_connection import library
 from ..privacy import hide
 from ..runs.disk import RunError
 from .knocking import knock
+from .streams import piped
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -26,7 +27,9 @@ def executing(config: "Config") -> Generator[Executor]:
     with contextlib.ExitStack() as ending:
         if table.ray_address is not None and on_ray:
             ending.enter_context(_connected(table.ray_address))
-        executor = Executor(table.workers, table.timeout, table.sequential)
+        elsewhere = any(term.enabled and term.runs == "process" for term in config.term)
+        streams = ending.enter_context(piped()) if elsewhere and not table.sequential else None
+        executor = Executor(table.workers, table.timeout, table.sequential, streams=streams)
         ending.callback(executor.close)
         yield executor
 

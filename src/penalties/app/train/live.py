@@ -10,7 +10,18 @@ from typing import Any, Final, TextIO
 import numpy as np
 
 from ..console import printable
-from .progress import STOPPING, Pace, Progress, share_of, short, sparkline, spoken, spoken_samples
+from .progress import (
+    STOPPING,
+    Pace,
+    Progress,
+    own_metrics,
+    resources,
+    share_of,
+    short,
+    sparkline,
+    spoken,
+    spoken_samples,
+)
 
 __all__ = ["Live", "means"]
 
@@ -124,6 +135,7 @@ class Live(Progress):
             self._bar(made)
             if self._record is not None:
                 self._table(made, self._record["loss"])
+                made.append(f"\n{'  '.join(resources(self._record))}", "dim")
             if self._doing:
                 made.append(f"\n{self._doing} …", "dim")
             if self._stopping:
@@ -175,10 +187,11 @@ _STYLES: Final = {"warning": "yellow", "failed": "red", "finished": "green"}
 
 
 def _rows(loss: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The rows of the table: the loss, its base, and the terms."""
+    """The rows of the table: the loss, its base, the terms, and the metrics of both."""
     rows: dict[str, Mapping[str, Any]] = {
         "loss": {"value": loss["loss_total"], "grad_norm": loss["total_grad_norm"]},
     }
     if "base_loss" in loss:
         rows["base_loss"] = loss["base_loss"]
-    return {**rows, **loss["regularizers"]}
+    # Metrics last: they are what a small terminal cuts off.
+    return {**rows, **loss["regularizers"], **{name: {"value": value} for name, value in own_metrics(loss).items()}}

@@ -34,6 +34,7 @@ from .best import Best
 from .clients import Backend
 from .evaluation import evaluate, every_term, measured
 from .findings import Findings
+from .memory import peak_memory
 from .progress import Progress, short
 from .samples import Sampler
 from .signals import Interruption
@@ -60,6 +61,8 @@ class TermFailed(PenaltiesError):
         self.term: str | None = error.term
         self.finite: bool = not isinstance(error, NonFiniteError)
         """Whether it failed in another way than by a number that is NaN or infinite."""
+        self.of_gradient: bool = "the gradient of the loss is" in str(error)
+        """Whether that number is in the gradient of all terms together, rather than in what the model returned."""
         if not evaluating:
             where = f"at step {step + 1}"
         else:
@@ -108,12 +111,15 @@ class Training:
         later.
         """
         if checkpoint is not None:
-            if checkpoint.notes["data"] != self.stream.fingerprint:
+            from .notes import Notes
+
+            notes = Notes.of(checkpoint)
+            if notes.data != self.stream.fingerprint:
                 raise RunError("the data changed since the run began; restore them, then resume", 2)
             self.done = self.saved = checkpoint.step
             self.state = checkpoint.state(self.backend.device)
-            self.findings = Findings(checkpoint.notes["findings"])
-            self.best = Best(self.config.train, checkpoint.notes.get("best"))
+            self.findings = Findings(notes.findings)
+            self.best = Best(self.config.train, notes.known_best)
         self.references.prepare(self.backend.client, self._all_data, self.progress.say, trained=self.done > 0)
         size = 0 if checkpoint is None else checkpoint.log_size
         self.run.log.cut_to_line(size)
@@ -190,6 +196,7 @@ class Training:
         self.state |= loss.state
         plain = loss.read()
         self.done += 1
+        memory = peak_memory(self.backend.device)
         self._write(
             {
                 "kind": "step",
@@ -198,6 +205,7 @@ class Training:
                 "seconds": time.perf_counter() - began,
                 "tokens": _tokens(data),
                 "learning_rate": rate,
+                **({} if memory is None else {"memory": memory}),
                 **_described(plain),
                 "metrics": _flat(plain, output.metrics, getattr(optimizer, "metrics", None)),
             }

@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ..console import say
-from ..problems import counted
+from ..problems import counted, sized
 
 __all__ = ["SILENT", "STOPPING", "Enduring", "JSONProgress", "Lines", "Pace", "Progress", "Quiet", "chosen"]
-__all__ += ["clock", "share_of", "short", "sparkline", "spoken", "spoken_samples", "terms_shown"]
+__all__ += [
+    "clock",
+    "own_metrics",
+    "resources",
+    "share_of",
+    "short",
+    "sparkline",
+    "spoken",
+    "spoken_samples",
+    "terms_shown",
+]
 
 STOPPING: Final = "stopping after this step; press Ctrl-C again to stop at once"
 _TOLD: Final = ("evaluating", "sampling", "saving a checkpoint")
@@ -106,8 +116,8 @@ class Lines(Quiet):
             for line in spoken_samples(record):
                 self._print(line)
         elif kind == "step":
-            rest = f"{self._pace.tokens_per_second():.0f} tokens/s, {self._pace.rest()}"
-            self._print(f"step {done}/{self._pace.steps}: {terms_shown(record['loss'])}; {rest}")
+            pace = [f"{self._pace.tokens_per_second():.0f} tokens/s", *resources(record), self._pace.rest()]
+            self._print(f"step {done}/{self._pace.steps}: {_numbers(record['loss'])}; {', '.join(pace)}")
         else:
             self._print(spoken(record, self._pace.first))
 
@@ -198,6 +208,32 @@ def share_of(loss: Mapping[str, Any], name: str) -> float | None:
     return sizes[name] / whole if whole and name in sizes else None
 
 
+def own_metrics(loss: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of the base loss and of terms, by `term/metric`; one that repeats the value of its term is left out.
+
+    >>> own_metrics({"base_loss": {"value": 0.7, "custom": {"nll": 0.7, "accuracy": 0.5}}, "regularizers": {}})
+    {'base_loss/accuracy': 0.5}
+    """
+    parts = {**({"base_loss": loss["base_loss"]} if "base_loss" in loss else {}), **loss["regularizers"]}
+    return {
+        f"{name}/{metric}": value
+        for name, part in parts.items()
+        for metric, value in part.get("custom", {}).items()
+        if part["value"] is None or not math.isclose(value, part["value"], rel_tol=1e-5)
+    }
+
+
+def resources(record: Mapping[str, Any]) -> list[str]:
+    """The learning rate of a step and the memory that the run takes, in words.
+
+    >>> resources({"learning_rate": 3e-4, "memory": 2_500_000_000})
+    ['learning rate 0.0003', '2.5 GB']
+    """
+    memory = record.get("memory")
+    rate = f"learning rate {short(record['learning_rate'])}"
+    return [rate] if memory is None else [rate, sized(memory)]
+
+
 def spoken(record: Mapping[str, Any], first: int = 0) -> str:
     """An evaluation or an event in one line, of a process that began after so many finished steps.
 
@@ -205,13 +241,19 @@ def spoken(record: Mapping[str, Any], first: int = 0) -> str:
     'warning at step 4: l1 dominates l2'
     """
     if record["kind"] == "eval":
-        return f"evaluation {_when(record)}: {terms_shown(record['loss'])}"
+        return f"evaluation {_when(record)}: {_numbers(record['loss'])}"
     event, message = record["event"], record["message"]
     if event == "checkpoint":
         return f"checkpoint {message}"
     # A message before the first step, such as one about the data, belongs to no step.
     where = f" at step {record['step']}" if event == "warning" and record["step"] > first else ""
     return f"{event}{where}: {message}"
+
+
+def _numbers(loss: Mapping[str, Any]) -> str:
+    """The loss and its terms, and after a semicolon the metrics that they have."""
+    own = ", ".join(f"{name} {short(value)}" for name, value in own_metrics(loss).items())
+    return f"{terms_shown(loss)}; {own}" if own else terms_shown(loss)
 
 
 def spoken_samples(record: Mapping[str, Any]) -> list[str]:

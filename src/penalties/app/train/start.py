@@ -12,6 +12,7 @@ from ..runs import checkpoints
 from ..runs.checkpoints import Checkpoint
 from ..runs.differences import differences
 from ..runs.disk import RunError
+from ..runs.environment import write_environment
 from ..runs.references import References
 from ..runs.run import Run
 from .best import Best
@@ -23,6 +24,7 @@ from .sinks import attached
 
 if TYPE_CHECKING:
     from ..config import Config
+    from .notes import Notes
 
 __all__ = ["check_config", "train"]
 
@@ -46,6 +48,7 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
             progress.say("the run is already finished")
             return run
         run.begin_log()
+        write_environment(run.folder, 0 if checkpoint is None else checkpoint.step)
         with _opened(run, config, checkpoint, progress) as training:
             training.begin(checkpoint, resumed=resumed)
             training.run_all()
@@ -64,9 +67,15 @@ def _completed(run: Run, config: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
+def _notes(checkpoint: Checkpoint) -> "Notes":
+    from .notes import Notes
+
+    return Notes.of(checkpoint)
+
+
 def check_config(run: Run, config: "Config", checkpoint: Checkpoint | None = None) -> None:
     """Raise if the config is not that of the run, and of its checkpoint: the file of the config may have changed."""
-    before = run.config() if checkpoint is None else checkpoint.notes["config"]
+    before = run.config() if checkpoint is None else _notes(checkpoint).config
     changed = differences(_completed(run, before), config.to_dict())
     if changed:
         raise RunError(
@@ -94,7 +103,7 @@ def _begin(run: Run, config: "Config", checkpoint: Checkpoint | None) -> bool:
     if checkpoint is None:
         return ended < config.train.steps and not last.get("early")
     # With more patience, a run that ended early goes on.
-    early = ended == done and Best(config.train, checkpoint.notes.get("best")).exhausted
+    early = ended == done and Best(config.train, _notes(checkpoint).known_best).exhausted
     return min(ended, done) < config.train.steps and not early
 
 
@@ -115,8 +124,8 @@ def _opened(run: Run, config: "Config", checkpoint: Checkpoint | None, progress:
             if config.backend.server == "probe":
                 progress.say(f"the server {backend.server}")
             stream = Stream(config, backend.tokenizer, backend.limit)
-            notes: Mapping[str, Any] = {} if checkpoint is None else checkpoint.notes
-            references = References(config.providers(backend.another), run.references, notes.get("references", {}))
+            known = {} if checkpoint is None else _notes(checkpoint).references
+            references = References(config.providers(backend.another), run.references, known)
 
             early: list[str] = []
 

@@ -19,7 +19,7 @@ from ...files import check_plain, read_plain, sync
 from ...training.local.model import TINY, end_tokens
 from ..data import learned_ends
 from ..runs.disk import RunError, reason, writing
-from ..train.clients import without_bars
+from ..train.loading import loading, without_bars
 from .finding import Trained
 
 __all__ = ["export"]
@@ -96,12 +96,14 @@ def _write_adapter(trained: Trained, part: Path) -> None:
     for name in _ADAPTER:
         (part / name).write_bytes(read_plain(Path(trained.checkpoint.client, name)))
     base = trained.config.model.name
-    try:
-        generation = transformers.GenerationConfig.from_pretrained(base)
-    except OSError:
-        # Not every model has a file of its own for it.
-        generation = transformers.GenerationConfig.from_model_config(transformers.AutoConfig.from_pretrained(base))
-    tokenizer = _tokenizer(trained)
+    with loading(base):
+        try:
+            generation = transformers.GenerationConfig.from_pretrained(base)
+        except OSError:
+            # Not every model has a file of its own for it.
+            config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
+            generation = transformers.GenerationConfig.from_model_config(config)
+        tokenizer = _tokenizer(trained)
     _end_as_learned(generation, tokenizer, trained)
     generation.save_pretrained(str(part))
     tokenizer.save_pretrained(str(part))
@@ -109,7 +111,7 @@ def _write_adapter(trained: Trained, part: Path) -> None:
 
 def _tokenizer(trained: Trained) -> Any:
     transformers: Any = importlib.import_module("transformers")
-    return transformers.AutoTokenizer.from_pretrained(trained.config.model.name)
+    return transformers.AutoTokenizer.from_pretrained(trained.config.model.name, trust_remote_code=False)
 
 
 def _write_model(trained: Trained, part: Path) -> None:
@@ -125,7 +127,7 @@ def _unquantized(trained: Trained) -> Any:
     """The adapter on weights as they are in the files: merged into rounded ones, it would be rounded too."""
     peft, transformers = (cast("Any", importlib.import_module(name)) for name in ("peft", "transformers"))
     name, dtype = trained.config.model.name, trained.config.model.dtype or "auto"
-    base = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    base = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
     return peft.PeftModel.from_pretrained(base, trained.checkpoint.client)
 
 

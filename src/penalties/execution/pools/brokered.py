@@ -60,9 +60,10 @@ _numbers: Final = itertools.count()
 class Brokered:
     """A broker, whose workers connect to a socket here."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, streams: tuple[int, int] | None = None) -> None:
         """Start it, and wait until it is there; its workers come one by one."""
         self.ended: bool = False
+        self._streams = streams or (None, None)
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
         """Exit statuses that were received and not yet asked for."""
@@ -91,7 +92,7 @@ class Brokered:
         preload = (*(name for name in ("torch",) if name in sys.modules), "penalties.execution.worker")
         search_path = os.environ.get("PYTHONPATH")
         config = Config(folder, address, theirs.fileno(), workers, preload, tuple(sys.path), search_path)
-        self._process = process = _new_process(config)
+        self._process = process = _new_process(config, *self._streams)
         theirs.close()
         assert process.stdin is not None, "a pipe"
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
@@ -196,11 +197,13 @@ def _greeted(connection: socket.socket) -> Connected | None:
     return None
 
 
-def _new_process(config: Config) -> "subprocess.Popen[bytes]":
+def _new_process(config: Config, output: int | None, errors: int | None) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         # A broker that died leaves locks behind, which Python's resource tracker removes, with a warning.
         [sys.executable, "-P", "-W", f"ignore::UserWarning:{resource_tracker.__name__}", "-m", broker.__name__],
         stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=errors,
         env=_environment(),
         pass_fds=[config.connection],
         # Ctrl-C is for the caller, which may go on. And all of it can be killed as one group.

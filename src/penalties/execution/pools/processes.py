@@ -34,9 +34,10 @@ as the term may take."""
 class Processes(WorkerPool):
     """Worker processes that a broker starts."""
 
-    def __init__(self, max_workers: int) -> None:
-        """Workers start with the first term."""
+    def __init__(self, max_workers: int, streams: tuple[int, int] | None = None) -> None:
+        """Workers start with the first term, with these descriptors as standard output and error, or the caller's."""
         super().__init__(max_workers)
+        self._streams = streams
         self._broker: Brokered | None = None
         self._starting = threading.Lock()
 
@@ -64,7 +65,7 @@ class Processes(WorkerPool):
             if broker is None or broker.ended:
                 if broker is not None:
                     broker.close()
-                self._broker = broker = Brokered(self.max_workers)
+                self._broker = broker = Brokered(self.max_workers, self._streams)
             if self.closed:
                 broker.close()
             return broker

@@ -62,6 +62,16 @@ class Captured(Mapping[str, Any]):
         for calls in self.calls.values():
             calls.clear()
 
+    def mark(self) -> Mapping[str, int]:
+        """How much was captured so far, for `rewind`."""
+        return {name: len(calls) for name, calls in self.calls.items()}
+
+    def rewind(self, mark: Mapping[str, int]) -> None:
+        """Forget what was captured since."""
+        self._seen.update(self)
+        for name, calls in self.calls.items():
+            del calls[mark[name] :]
+
     def check(self, patterns: Iterable[tuple[Pattern, Sequence[str]]]) -> None:
         """Raise where no module of a pattern was ever called, or where an output cannot be used."""
         for pattern, names in patterns:

@@ -83,14 +83,22 @@ def _recording(calls: list[Any]) -> Callable[..., None]:
 def _compiled_regions(
     found: "Sequence[tuple[str, str, torch.nn.Module]]", modules: "Mapping[str, torch.nn.Module]"
 ) -> "list[tuple[str, torch.nn.Module, list[str]]]":
-    """The modules that were compiled inside a model, by path, each with the names of those to capture in it."""
-    paths = {path: module for _, path, module in found}
-    regions: dict[str, list[str]] = {}
-    for name, path, module in found:
-        outer, compiled, _ = f"{path}.".rpartition("._orig_mod.")
-        if compiled and modules.get(name) is module:
-            regions.setdefault(outer, []).append(name)
-    return [(path, paths[path], names) for path, names in regions.items()]
+    """The modules with a compiled forward, by path, each with the names of those to capture in it."""
+    chosen = [(name, path) for name, path, module in found if modules.get(name) is module]
+    regions: list[tuple[str, torch.nn.Module, list[str]]] = []
+    for _, outer, region in found:
+        # Where all of the model is compiled, its patterns say enough.
+        if outer and _has_compiled_forward(region):
+            inside = [name for name, path in chosen if path.startswith(f"{outer}.")]
+            if inside:
+                regions.append((outer, region, inside))
+    return regions
+
+
+def _has_compiled_forward(module: "torch.nn.Module") -> bool:
+    """Whether `torch.compile` made the forward of a module: then it is its own, and a function of PyTorch's."""
+    forward = vars(module).get("forward")
+    return getattr(forward, "__globals__", {}).get("__name__", "").startswith("torch.")
 
 
 def _noting(called: set[str], path: str) -> Callable[..., None]:

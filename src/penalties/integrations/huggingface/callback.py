@@ -2,7 +2,6 @@
 
 import base64
 import functools
-import importlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from ...pipeline.output.reading import as_numbers
 from ...pipeline.saving import pack_state, unpack_state
 from ...training.libraries import library
 from ..accumulation import Accumulation
+from ..distributed import average, averaged, check_wrappers
 from ..trainers import logged
 
 __all__ = ["Steps", "callback_class"]
@@ -45,6 +45,7 @@ class Steps:
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the state of terms from the checkpoint that training resumes from; without one, start afresh."""
+        check_wrappers("PenaltiesMixin", kwargs["model"])
         name = type(self).__name__
         # A checkpoint without this callback has no entry, and the next one could not be saved.
         stored = state.stateful_callbacks.setdefault(name, self.state())
@@ -66,22 +67,26 @@ class Steps:
         """Add up the micro-batches of the step."""
         if self.accumulation is None or not self.bases:
             return
-        average = _average if args.world_size > 1 else None
-        self.output = self.accumulation.finish(base=sum(self.bases), average=average)
+        before = self.accumulation.state
+        output = self.accumulation.finish(base=sum(self.bases), average=averaged if args.world_size > 1 else None)
+        self.output = average(output)
+        if getattr(kwargs.get("optimizer"), "step_was_skipped", False):
+            # As a loss scaler does where gradients are not finite.
+            self.accumulation.state = before
         self.bases.clear()
         self.accumulation.announce(self.output)
         self._steps += 1
         for key, number in logged(self.output).items():
             total, count = self._sums.get(key, (0.0, 0))
             self._sums[key] = total + number, count + 1
-        self._read(args, control)
+        self._read(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log what an epoch's end logs."""
-        self._read(args, control)
+        self._read(control)
 
-    def _read(self, args: Any, control: Any) -> None:
-        """The mean over the steps since the last log, and over ranks; every rank takes part.
+    def _read(self, control: Any) -> None:
+        """The mean over the steps since the last log.
 
         A term that does not run at every step adds nothing to the loss of the others.
         """
@@ -92,11 +97,6 @@ class Steps:
         for (key, (_, count)), total in zip(self._sums.items(), totals, strict=True):
             numbers[key] = float(total) / (self._steps if key.endswith(_PARTS_OF_LOSS) else count)
         self._forget()
-        if args.world_size > 1:
-            # A term's own metrics may depend on the data, and ranks differ in which there are.
-            shared = [key for key in numbers if not key.startswith("metrics/")]
-            means = _average([numbers[key] for key in shared], args.device)
-            numbers |= dict(zip(shared, means, strict=True))
         self.numbers = numbers
 
     def _forget(self) -> None:
@@ -110,13 +110,3 @@ def callback_class() -> Any:
     callbacks = library("PenaltiesMixin", "transformers.trainer_callback", extra="huggingface")
     bases = (Steps, callbacks.TrainerCallback, callbacks.ExportableState)
     return type("PenaltiesCallback", bases, {"__module__": __name__})
-
-
-def _average(x: Any, device: Any = None) -> Any:
-    """The mean over ranks of a tensor, a number or a list of numbers."""
-    import torch
-
-    reduce: Any = importlib.import_module("accelerate.utils").reduce
-    if isinstance(x, torch.Tensor):
-        return reduce(x, reduction="mean")
-    return reduce(torch.tensor(x, dtype=torch.float64, device=device), reduction="mean").tolist()

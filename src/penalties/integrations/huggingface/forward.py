@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...errors import InputError, did_you_mean
 from ...pipeline import Pipeline
+from ..trainers import trained
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ def inputs_of(
     if "mask" in reads and "mask" not in batch:
         found["mask"] = _mask(batch, shifts=shifts)
     if "params" in reads:
-        found["params"] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        found["params"] = trained(model)
     return found
 
 

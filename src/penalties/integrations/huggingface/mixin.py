@@ -159,6 +159,12 @@ def _is_logged(trainer: Any, step: int) -> bool:
 
 def _micro_batch(trainer: Any, batch: Mapping[str, Any], items: Any) -> MicroBatch:
     """What the trainer does to a loss: see `Trainer.training_step` and `Trainer.compute_loss`."""
+    if trainer.args.n_gpu > 1:
+        expected = (
+            "1: DataParallel runs the model on parts of a batch that terms cannot tell apart. Start a process for each "
+            f"GPU, torchrun --nproc-per-node {trainer.args.n_gpu} …, or show the process one, CUDA_VISIBLE_DEVICES=0"
+        )
+        raise OptionError("PenaltiesMixin", "the number of GPUs in this process", trainer.args.n_gpu, expected)
     count, ranks = trainer.current_gradient_accumulation_steps, trainer.accelerator.num_processes
     scaled = trainer.loss_is_scaled_for_ga
     if scaled is None:

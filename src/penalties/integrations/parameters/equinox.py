@@ -23,6 +23,8 @@ def parameters(model: Any) -> Iterator[Parameter]:
         owner: Any = model
         inside: Any = model
         for key, entry in zip(keys, path, strict=True):
+            if isinstance(entry, jax.tree_util.FlattenedIndexKey):
+                break  # a class that does not say how its parts are reached
             inside = getattr(inside, key) if isinstance(entry, jax.tree_util.GetAttrKey) else inside[key]
             owner = inside if isinstance(inside, equinox.Module) else owner
         name = ".".join(map(str, keys))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import OptionError
-from ..layers import dotted, named_layers
+from ..layers import dotted, named_layers, own_variables
 from .parameter import Parameter
 
 __all__ = ["parameters"]
@@ -12,7 +12,7 @@ __all__ = ["parameters"]
 
 def parameters(model: Any) -> Iterator[Parameter]:
     """The trainable variables by their paths; what is frozen and what is a statistic Keras does not tell apart."""
-    owners = {id(variable): layer for _, layer in named_layers(model) for variable in layer.variables}
+    owners = {id(variable): layer for _, layer in named_layers(model) for variable in own_variables(layer)}
     if not model.built:
         raise OptionError("select", "model", model.name, "a model with variables: call or build the model first")
     names: set[str] = set()

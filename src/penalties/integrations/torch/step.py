@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...backends import owner
-from ...backends.torch.sharded import is_sharded, whole
+from ...backends.torch.sharded import whole
 from ...errors import InputError, OptionError
-from ...functional.options import POSITIVE, check_flag, check_number
+from ...functional.options import POSITIVE, check_count, check_flag, check_number
 from ...pipeline import LossOutput, Pipeline, Term
 from ...pipeline.announcing import unannounced
 from ...pipeline.schedules import Schedule
 from ...pipeline.schedules import weights as weights_at
 from ..accumulation import Accumulation
-from ..distributed import average, averaged, replicas, synchronized
+from ..activations.captured import Captured
+from ..auxiliary import Collected
+from ..distributed import average, averaged, measuring, replicas, synchronized
 from ..scope import MicroBatch
+from ..trainers import check_norms, trained
 from .loss import WrappedLoss
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ class TrainStep:
         items: Callable[[Any], Any] | None = None,
         scaler: "torch.amp.GradScaler | None" = None,
         closure: bool = False,
+        norms_at: str | None = None,
+        norms_every: int = 1,
+        cosines: bool = True,
     ) -> None:
         """Check whatever can be checked before the first batch."""
         self.model = model
@@ -67,12 +73,14 @@ class TrainStep:
                 raise OptionError("train_step", f"the schedule of {name}", schedule, "a function of the step")
         if max_norm is not None:
             max_norm = check_number("train_step", "max_norm", max_norm, "None or a number above 0", low=POSITIVE)
-        methods = ("scale", "unscale_", "step", "update")
+        methods = ("scale", "unscale_", "step", "update", "get_scale")
         if scaler is not None and not all(callable(getattr(scaler, method, None)) for method in methods):
             raise OptionError("train_step", "scaler", scaler, "None or a torch.amp.GradScaler")
         check_flag("train_step", "closure", closure)
         if closure and scaler is not None:
             raise OptionError("train_step", "closure", closure, "False with a scaler, which cannot take closures")
+        check_norms("train_step", self.loss.pipeline, norms_at, cosines)
+        check_count("train_step", "norms_every", norms_every, 1)
         self._optimizer = optimizer
         self._scaler = scaler
         self._closure = closure
@@ -80,6 +88,9 @@ class TrainStep:
         self._accumulation = Accumulation(self.loss.pipeline)
         self._schedules = dict(schedules or {})
         self._max_norm = max_norm
+        self._norms_at = norms_at
+        self._norms_every = norms_every
+        self._cosines = cosines
         self.count = 0
 
     @property
@@ -94,40 +105,52 @@ class TrainStep:
     def accumulate(self, batches: Sequence[Any]) -> dict[str, float]:
         """One step on several micro-batches, each `(x, y)` or `(x, y, inputs)`; gradients are accumulated over them.
 
-        Each term counts as its scope says: averaged over the micro-batches, added, or once.
+        Each term counts as its scope says: averaged over the micro-batches, added, or once. What a micro-batch leaves
+        in a capture or a collection among its inputs is forgotten before the next one runs.
+
+        A step that the scaler skips, since a gradient is not finite, leaves the count and the state of terms as they
+        were.
         """
         parts = _parts(batches)
         for name in [name for part in parts for name in part.inputs]:
             if name in _OFFERED:
                 raise InputError(f'train_step: the step passes "{name}" to the terms itself; rename yours')
         self._accumulation.state = self.loss.state
+        taken = True
+        records = _Records(parts)
         if self._closure:
-            self._step_by_closure(parts)
+            self._step_by_closure(parts, records)
         else:
-            self._evaluate(parts)
-            self._step()
-        self.loss.state = self._accumulation.state
-        self.count += 1
+            self._evaluate(parts, records, measured=self._is_measured())
+            taken = self._step()
+        if taken:
+            self.loss.state = self._accumulation.state
+            self.count += 1
         plain = cast("LossOutput", self.loss.output).read()
         return {**plain.metrics(), "penalty_total": float(plain.regularizer_total), "loss": float(plain.total)}
 
-    def _evaluate(self, parts: "Sequence[_Part]") -> None:
+    def _is_measured(self) -> bool:
+        return self._norms_at is not None and self.count % self._norms_every == 0
+
+    def _evaluate(self, parts: "Sequence[_Part]", records: "_Records", *, measured: bool) -> None:
         """Gradients of all micro-batches in `.grad`, clipped, and the output of the step."""
         self._optimizer.zero_grad()
         self._accumulation.start()
-        parameters = tuple(self.model.parameters())
-        # A shard may be empty: PyTorch then returns the gradient of a whole parameter, which does not fit it.
-        leaves: list[Any] = list(parameters)
-        given = tuple([p.redistribute(placements=p.placements) if is_sharded(p) else p for p in leaves])
+        params = tuple(trained(self.model).values())
         reads = self.loss.pipeline.reads
         weights = weights_at(self._schedules, self.count)
         ranks, group = replicas(self.model)
         batches = self._micro_batches(parts, ranks, group)
         for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
-            offered = {name: given for name, given in (("input", part.x), ("params", given)) if name in reads}
+            records.rewind()
+            offered = {name: given for name, given in (("input", part.x), ("params", params)) if name in reads}
             with synchronized(self.model, last=index == len(parts) - 1):
                 inputs = {"prediction": self.model(part.x), "target": part.y, **offered, **part.inputs}
-                total = self._accumulation.add(inputs, batch, weights=weights, step=self.count)
+                measure = None
+                if measured and index == 0:
+                    at = cast("str", self._norms_at)
+                    measure = measuring(at, inputs, batch, cosines=self._cosines, group=group)
+                total = self._accumulation.add(inputs, batch, weights=weights, step=self.count, measure=measure)
                 if self._scaler is not None:
                     total = cast("Any", self._scaler).scale(total)
                 total.backward()
@@ -138,7 +161,7 @@ class TrainStep:
 
             if self._scaler is not None:
                 self._scaler.unscale_(self._optimizer)
-            length = whole(clip_grad_norm_(parameters, self._max_norm))
+            length = whole(clip_grad_norm_(self.model.parameters(), self._max_norm))
             output = dataclasses.replace(output, total_grad_norm=length)
         self._accumulation.announce(output)
         self.loss.output = output
@@ -151,14 +174,18 @@ class TrainStep:
         whole = averaged(sum(counts), group) * ranks if ranks > 1 else sum(counts)
         return [MicroBatch(len(parts), ranks=ranks, part=count / whole, applied=applied) for count in counts]
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Step the optimizer; whether the scaler let it."""
         if self._scaler is None:
             self._optimizer.step()
-            return
+            return True
         self._scaler.step(self._optimizer)
+        scale = self._scaler.get_scale()
         self._scaler.update()
+        # It shrinks after a step that was skipped, and then alone.
+        return self._scaler.get_scale() >= scale
 
-    def _step_by_closure(self, parts: "Sequence[_Part]") -> None:
+    def _step_by_closure(self, parts: "Sequence[_Part]", records: "_Records") -> None:
         """Let the optimizer evaluate the step, perhaps several times; the first is at the parameters as they were."""
         state = self._accumulation.state
         first: list[tuple[LossOutput, Mapping[str, Any]]] = []
@@ -169,7 +196,7 @@ class TrainStep:
             # The first evaluation is the step; what follows is the optimizer's search.
             with torch.enable_grad(), unannounced() if first else contextlib.nullcontext():
                 self._accumulation.state = state
-                self._evaluate(parts)
+                self._evaluate(parts, records, measured=not first and self._is_measured())
             output = cast("LossOutput", self.loss.output)
             if not first:
                 first.append((output, self._accumulation.state))
@@ -187,6 +214,19 @@ class _Part:
     x: Any
     y: Any
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+class _Records:
+    """The captures and collections among the inputs of micro-batches, as they were before the step."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        inputs = {id(one): one for part in parts for one in part.inputs.values()}.values()
+        self._marks = [(one, one.mark()) for one in inputs if isinstance(one, Captured | Collected)]
+
+    def rewind(self) -> None:
+        """Forget what was recorded since: its graph is gone after the backward of its micro-batch."""
+        for one, mark in self._marks:
+            one.rewind(mark)
 
 
 def _parts(batches: Any) -> list[_Part]:
@@ -226,14 +266,17 @@ def train_step(
     items: Callable[[Any], Any] | None = None,
     scaler: "torch.amp.GradScaler | None" = None,
     closure: bool = False,
+    norms_at: str | None = None,
+    norms_every: int = 1,
+    cosines: bool = True,
 ) -> TrainStep:
     """A function `step(x, y, **inputs)` that trains on one batch and returns the metrics of that step.
 
     A step runs the model once, in its current mode; adds the terms of the pipeline to `base(prediction, y)` as
     `wrap_loss` does; runs the backward pass; and calls the optimizer. Terms find `input` (`x`), `prediction`, `target`
-    (`y`), `params` (all parameters of the model) and the keyword arguments of the call by name. `schedules` maps terms
-    to functions of the step, counted from 0. `max_norm` clips the gradient norm, and reports the norm before clipping
-    as `total_grad_norm`.
+    (`y`), `params` (the parameters that are trained) and the keyword arguments of the call by name. `schedules` maps
+    terms to functions of the step, counted from 0. `max_norm` clips the gradient norm, and reports the norm before
+    clipping as `total_grad_norm`.
 
     The metrics are the pipeline's, plus `base_loss`, `penalty_total` and `loss`. `step.output` is the `LossOutput` of
     the last step, `step.count` the number of steps, `step.loss.state` the state of stateful terms. Values are not
@@ -241,8 +284,12 @@ def train_step(
 
     `step.accumulate([(x, y), …])` accumulates gradients over micro-batches, where each term counts as its scope says.
     They count equally, or in proportion to `items(y)`, such as the number of tokens. `scaler` is a `GradScaler` for
-    float16. `closure=True` is for optimizers that evaluate the loss themselves, such as LBFGS; the output and the
-    state are those of their first evaluation.
+    float16; a step that it skips does not count. `closure=True` is for optimizers that evaluate the loss themselves,
+    such as LBFGS; the output and the state are those of their first evaluation.
+
+    With `norms_at="prediction"`, or another input that a term reads, every `norms_every`-th step has the norms of the
+    terms' gradients there, that of the base included, and their cosines unless `cosines=False`: in the output, the
+    metrics and the events. They are those of the first micro-batch, of all processes together.
 
     >>> import torch
     >>> import penalties as pn
@@ -268,4 +315,7 @@ def train_step(
         items=items,
         scaler=scaler,
         closure=closure,
+        norms_at=norms_at,
+        norms_every=norms_every,
+        cosines=cosines,
     )

@@ -9,13 +9,14 @@ import importlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...errors import InputError
 from ...files import sync
 from .model import LocalModel
+from .optimizer import GRADIENT, STATE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,9 +93,12 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
         there = "has no client.json" if folder.is_dir() else "does not exist"
         raise InputError(f"{function}: {folder} {there}; expected a path that save_state returned")
     try:
-        about: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
+        found = json.loads((folder / _ABOUT).read_text())
     except Exception as error:
         raise InputError(f"{function}: {folder} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{function}: {folder} cannot be read: {_ABOUT} is not a JSON object")
+    about = cast("dict[str, Any]", found)
     own = {"form": _FORM, **_about(model)}
     different = [key for key in {**own, **about} if key != "model" and about.get(key) != own.get(key)]
     if different:
@@ -107,7 +111,36 @@ def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Ten
         trained, training = (safetensors.load_file(folder / name) for name in (_file(model), _TRAINING))
     except Exception as error:
         raise InputError(f"{function}: {folder} cannot be read: {error}") from error
+    lacks = next(_lacking(model, trained, training), None)
+    if lacks is not None:
+        raise InputError(f"{function}: {folder} cannot be read: it has no {lacks}, or one of another shape")
     return {name: trained[_file_name(model, name)] for name in model.saved}, training
+
+
+def _lacking(
+    model: LocalModel, trained: "Mapping[str, Tensor]", training: "Mapping[str, Tensor]"
+) -> Generator[str, None, None]:
+    """The tensors that are missing, or are not as `write` writes them."""
+    import torch
+
+    for name, one in model.saved.items():
+        stored = trained.get(_file_name(model, name))
+        if stored is None or stored.shape != one.shape:
+            yield _file_name(model, name)
+    for name, one in model.parameters.items():
+        # A parameter without a step has no moments either, and gradients may not be accumulated. The moments of
+        # bitsandbytes have other names, and shapes that are its own business.
+        begun = f"state1/{name}" not in training and any(f"{kind}/{name}" in training for kind in STATE)
+        for kind in (*(STATE if begun else ()), *([GRADIENT] if f"{GRADIENT}/{name}" in training else [])):
+            stored = training.get(f"{kind}/{name}")
+            if stored is None or stored.shape != (() if kind == "step" else one.shape):
+                yield f"{kind}/{name}"
+    try:
+        torch.Generator().set_state(training["generator"])
+    except (KeyError, RuntimeError, TypeError):
+        yield "generator"
+    if "micro_batch_tokens" in training and training["micro_batch_tokens"].shape != ():
+        yield "micro_batch_tokens"
 
 
 def _about(model: LocalModel) -> dict[str, Any]:

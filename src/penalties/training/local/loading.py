@@ -70,7 +70,9 @@ def _base(name: str, precision: Any, where: Any, options: ModelOptions) -> Any:
     more = {} if options.quantize is None else _quantized(name, options.quantize, precision, where)
     try:
         # On the CPU first, where the adapter is drawn, so that every device gets the same numbers.
-        return loader.from_pretrained(name, dtype="auto" if precision is None else precision, **more)
+        return loader.from_pretrained(
+            name, dtype="auto" if precision is None else precision, trust_remote_code=False, **more
+        )
     except (OSError, ValueError) as error:
         expected = (
             f'"tiny", a folder with a causal language model, or the name of one on the Hugging Face hub ({error})'
@@ -90,7 +92,9 @@ def _quantized(name: str, quantize: str, precision: Any, where: Any) -> dict[str
     else:
         # As in QLoRA: Dettmers et al., 2023, https://arxiv.org/abs/2305.14314.
         own: Any = AutoConfig
-        computed = precision or getattr(own.from_pretrained(name), "dtype", None) or torch.float32
+        computed = (
+            precision or getattr(own.from_pretrained(name, trust_remote_code=False), "dtype", None) or torch.float32
+        )
         config = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

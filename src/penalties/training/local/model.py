@@ -250,7 +250,7 @@ class LocalModel:
         from transformers import AutoTokenizer
 
         loader: Any = AutoTokenizer
-        return loader.from_pretrained(self.name)
+        return loader.from_pretrained(self.name, trust_remote_code=False)
 
     @cached_property
     def ends(self) -> frozenset[int]:

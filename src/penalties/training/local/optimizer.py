@@ -11,15 +11,17 @@ from ..libraries import library
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NORM", "Adam", "check_adam", "check_optimizer"]
+__all__ = ["GRADIENT", "NORM", "STATE", "Adam", "check_adam", "check_optimizer"]
 
 NORM: Final = "unclipped_grad_l2:mean"
 """The service's name for the norm of the gradient before clipping."""
 
 _EIGHT_BITS: Final = "adamw8bit"
-_GRADIENT: Final = "gradient"
 _SECOND: Final = {"adamw": "exp_avg_sq", _EIGHT_BITS: "state2"}
 """The second moment in the state of each optimizer, which tells them apart."""
+STATE: Final = ("step", "exp_avg", "exp_avg_sq")
+GRADIENT: Final = "gradient"
+"""What is saved of each parameter: PyTorch's names of its moments, and what has been accumulated."""
 # The smallest value of each option, the range in words, and the upper bound.
 _OPTIONS: Final = {
     "learning_rate": (0.0, "a finite number of at least 0", math.inf),
@@ -110,7 +112,7 @@ class Adam:
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
                 # bitsandbytes shares tables between parameters, which a file cannot.
                 found[f"{kind}/{name}"] = tensor.clone() if kind.startswith("qmap") else tensor
-        gradients = {f"{_GRADIENT}/{name}": one.grad for name, one in self._parameters.items() if one.grad is not None}
+        gradients = {f"{GRADIENT}/{name}": one.grad for name, one in self._parameters.items() if one.grad is not None}
         return found | gradients
 
     def restore(self, state: "Mapping[str, Tensor]") -> None:
@@ -118,7 +120,7 @@ class Adam:
         held: dict[str, dict[str, Tensor]] = {name: {} for name in self._parameters}
         for key, value in state.items():
             kind, _, name = key.partition("/")
-            if kind != _GRADIENT and name in held:
+            if kind != GRADIENT and name in held:
                 held[name][kind] = value
         if any(held.values()) and not any(_SECOND[self._name] in one for one in held.values()):
             raise InputError(
@@ -133,5 +135,5 @@ class Adam:
                     kind: int(value) if kind == "step" and self._name == _EIGHT_BITS else value.to(one.device)
                     for kind, value in held[name].items()
                 }
-            gradient = state.get(f"{_GRADIENT}/{name}")
+            gradient = state.get(f"{GRADIENT}/{name}")
             one.grad = None if gradient is None else gradient.to(one.device)

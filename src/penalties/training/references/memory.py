@@ -125,8 +125,8 @@ class Memory:
                 values=np.concatenate([np.zeros(0, np.float32), *[array.reshape(-1) for array in kept.values()]]),
             )
 
-    def load(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Add the contents of a file that `save` wrote."""
+    def load(self, name: str, path: str | os.PathLike[str], top_k: int | None = None) -> None:
+        """Add the contents of a file that `save` wrote, of a provider with the same `top_k`."""
         read: dict[bytes, np.ndarray[Any, Any]] = {}
         try:
             with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
@@ -141,5 +141,7 @@ class Memory:
             raise InputError(f"{name}: {path} was not written by save ({said(error)})") from error
         if version != _VERSION:
             raise InputError(f"{name}: {path} has version {version}; expected {_VERSION}")
+        if top_k is not None and any(width != 2 * top_k for _, width in shapes):
+            raise InputError(f"{name}: {path} was not saved with top_k={top_k}; expected a file that was")
         with self._lock:
             self._kept |= read

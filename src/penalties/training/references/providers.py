@@ -13,9 +13,10 @@ import numpy as np
 
 from ...errors import InputError, OptionError
 from ...functional.options import check_count, check_flag, check_number
-from ..futures import failed, in_thread, resolved
+from ..futures import failed, in_thread, mapped, resolved
 from ..reading import replaced, tokens_of
 from .asking import Arrays, requested
+from .likeliest import requested_likeliest, sampler_of, split
 from .logits import check_vocabulary, logits_of
 from .memory import Memory, key_of
 
@@ -33,23 +34,30 @@ class Provider(Protocol):
     def start(self, client: Any, data: Sequence[Any], *, step: Any) -> "Future[Arrays]":
         """Request one array per datum, without waiting; errors are raised by the future.
 
-        If the provider's attribute `per_datum` is true, each is a single number.
+        If the provider's attribute `per_datum` is true, each is a single number. If its attribute `top_k` is a number,
+        each is a pair of arrays (N, K): the likeliest tokens at each position, and their log-probabilities.
         """
         ...
 
 
-def initial() -> "Initial":
+def initial(*, top_k: int | None = None) -> "Initial":
     """Log-probabilities of the model before training, which a KL penalty or DPO compares with.
 
-    >>> initial()
-    initial()
+    With `top_k` they are those of its K likeliest tokens at each position, (N, K), rather than of the targets; terms
+    read the current ones of the same tokens as `logprobs.<name>`.
+
+    >>> initial(), initial(top_k=32)
+    (initial(), initial(top_k=32))
     """
-    return Initial()
+    return Initial(top_k=top_k)
 
 
-def client(teacher: Any, cache: bool = False) -> "Teacher":
-    """Log-probabilities of another client's model, requested at each step, or with `cache=True` once per datum."""
-    return Teacher(teacher, cache)
+def client(teacher: Any, cache: bool = False, *, top_k: int | None = None) -> "Teacher":
+    """Log-probabilities of another client's model, requested at each step, or with `cache=True` once per datum.
+
+    With `top_k` they are those of its K likeliest tokens at each position, as for `initial`.
+    """
+    return Teacher(teacher, cache, top_k=top_k)
 
 
 def perturbed(token_dropout: float = 0.1, seed: int = 0, replacement: int = 0) -> "Perturbed":
@@ -64,6 +72,17 @@ def perturbed(token_dropout: float = 0.1, seed: int = 0, replacement: int = 0) -
     return Perturbed(token_dropout, seed, replacement)
 
 
+def _checked_top(owner: str, top_k: int | None) -> int | None:
+    if top_k is not None:
+        check_count(owner, "top_k", top_k, 1)
+    return top_k
+
+
+def _shaped(arrays: "Future[Arrays]", top_k: int | None) -> "Future[Any]":
+    """What a cache has, as terms read it."""
+    return arrays if top_k is None else mapped(arrays, lambda found: [split(array) for array in found])
+
+
 class Initial:
     """Log-probabilities of the model before training, requested once per datum, by its content.
 
@@ -73,25 +92,29 @@ class Initial:
     run, `save` its cache and `load` that into a new instance.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, top_k: int | None = None) -> None:
         """Start with an empty cache."""
+        self.top_k: int | None = _checked_top("initial", top_k)
+        """How many tokens it has at each position; None for the targets."""
+        self._sampler: Any = None
+        """Of a server's model before training, where `top_k` asks for it."""
         self._memory = Memory()
         self._lock = threading.RLock()
         self._steps = 0
         """How many have started."""
-        self._started: weakref.WeakSet[Future[Arrays]] = weakref.WeakSet()
+        self._started: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         """The requests of those that can still be undone."""
         self._client: Callable[[], Any] | None = None
 
     def __repr__(self) -> str:
         """The call that makes it."""
-        return "initial()"
+        return "initial()" if self.top_k is None else f"initial(top_k={self.top_k})"
 
     def __len__(self) -> int:
         """The number of data in the cache."""
         return len(self._memory)
 
-    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
+    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Any]":
         """Request the log-probabilities of the data of a step."""
         try:
             return self._asked(client, list(data), begins=True)
@@ -102,7 +125,7 @@ class Initial:
         """Request the logits of the model before training, for a term that reads `<reference>.logits`."""
         return logits_of("initial", client, data, lazy=lazy, initial=True)
 
-    def undo(self, started: "Future[Arrays]") -> None:
+    def undo(self, started: "Future[Any]") -> None:
         """Forget a step that failed before it trained anything."""
         with self._lock:
             if started in self._started:
@@ -123,13 +146,15 @@ class Initial:
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load a saved cache; from then on the model counts as trained."""
-        self._memory.load("initial", path)
+        self._memory.load("initial", path, self.top_k)
         self._steps += 1
 
-    def _asked(self, client: Any, data: list[Any], *, begins: bool) -> "Future[Arrays]":
+    def _asked(self, client: Any, data: list[Any], *, begins: bool) -> "Future[Any]":
         self._check_client(client)
         keys = [key_of(index, datum) for index, datum in enumerate(data)]
-        exact = callable(getattr(client, "forward_initial", None))
+        here = callable(getattr(client, "forward_initial", None))
+        # A sampler keeps the weights that it was made with.
+        exact = here or self._sampler is not None
 
         def send(indices: list[int]) -> Callable[[], Arrays]:
             if not indices:
@@ -140,7 +165,12 @@ class Initial:
                     "call prepare(client, data) with all data before the first call"
                 )
             # Sent from this thread: it must come before whatever trains the model next.
-            return requested("initial", client, data, indices, first=exact)
+            if self.top_k is None:
+                return requested("initial", client, data, indices, first=here)
+            if not here and self._sampler is None:
+                self._sampler = sampler_of("initial", client)
+            source = client if here else self._sampler
+            return requested_likeliest("initial", source, data, indices, self.top_k, first=here)
 
         def lost() -> None:
             with self._lock:
@@ -148,7 +178,7 @@ class Initial:
 
         # One at a time: a step must not begin between the check and the request.
         with self._lock:
-            future = self._memory.ask(keys, send, lost)
+            future = _shaped(self._memory.ask(keys, send, lost), self.top_k)
             if begins:
                 self._steps += 1
                 self._started.add(future)
@@ -173,11 +203,15 @@ class Teacher:
     With `cache=True` each datum is requested once. To resume a run, `save` the cache and `load` it into a new instance.
     """
 
-    def __init__(self, teacher: Any, cache: bool = False) -> None:
-        """Use a client with a method `forward`."""
-        if not callable(getattr(teacher, "forward", None)):
+    def __init__(self, teacher: Any, cache: bool = False, *, top_k: int | None = None) -> None:
+        """Use a client with a method `forward`; for `top_k` it may be a sampling client."""
+        self.top_k: int | None = _checked_top("client", top_k)
+        """How many tokens it has at each position; None for the targets."""
+        method = "forward" if top_k is None or not hasattr(teacher, "sample") else "sample"
+        if not callable(getattr(teacher, method, None)):
             raise OptionError("client", "teacher", teacher, "a client, with a method forward")
         check_flag("client", "cache", cache)
+        self._sampler: Any = None
         self.teacher = teacher
         self.cache: bool = bool(cache)
         """Whether answers are cached."""
@@ -191,9 +225,10 @@ class Teacher:
     def __repr__(self) -> str:
         """The call that makes it."""
         cached = ", cache=True" if self.cache else ""
-        return f"client({type(self.teacher).__name__}{cached})"
+        top = "" if self.top_k is None else f", top_k={self.top_k}"
+        return f"client({type(self.teacher).__name__}{cached}{top})"
 
-    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Arrays]":
+    def start(self, client: Any, data: Sequence[Any], *, step: Any = None) -> "Future[Any]":
         """Request the log-probabilities from the teacher."""
         listed = list(data)
         try:
@@ -203,14 +238,23 @@ class Teacher:
 
         def send(indices: Sequence[int]) -> Callable[[], Arrays]:
             # Sent by the waiting thread: a teacher may block already while it accepts the data.
-            return lambda: requested("client", self.teacher, listed, indices)()
+            return lambda: self._requested(listed, indices)()
 
         if not self.cache:
-            return in_thread(send(range(len(listed)))) if listed else resolved([])
+            return _shaped(in_thread(send(range(len(listed)))), self.top_k) if listed else resolved([])
         try:
-            return self._memory.ask([key_of(index, datum) for index, datum in enumerate(listed)], send)
+            keys = [key_of(index, datum) for index, datum in enumerate(listed)]
+            return _shaped(self._memory.ask(keys, send), self.top_k)
         except Exception as error:
             return failed(error)
+
+    def _requested(self, data: Sequence[Any], indices: Sequence[int]) -> Callable[[], Arrays]:
+        if self.top_k is None:
+            return requested("client", self.teacher, data, indices)
+        if self._sampler is None or not self.cache:
+            # Without a cache it may be in training itself.
+            self._sampler = sampler_of("client", self.teacher)
+        return requested_likeliest("client", self._sampler, data, indices, self.top_k)
 
     def logits(self, client: Any, data: Sequence[Any], *, lazy: bool = False) -> "Future[Any]":
         """Request the logits of the teacher, for a term that reads `<reference>.logits`."""
@@ -239,7 +283,7 @@ class Teacher:
         """Load a saved cache."""
         if not self.cache:
             raise OptionError("client", "cache", False, "True: there is no cache to load into")
-        self._memory.load("client", path)
+        self._memory.load("client", path, self.top_k)
 
 
 @dataclasses.dataclass(frozen=True)

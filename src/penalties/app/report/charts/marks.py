@@ -34,7 +34,7 @@ _DENSE: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A step at which something happened to the run."""
+    """Something that happened to the run after so many finished steps."""
 
     step: int
     what: str
@@ -126,7 +126,9 @@ def beyond(sheet: Sheet, scale: Scale, values: Floats) -> Iterator[Mark]:
 def moments(sheet: Sheet, marked: Sequence[Moment]) -> Iterator[Mark]:
     """Vertical lines where something happened to the run."""
     for moment in marked:
-        if sheet.frame.left <= moment.step <= sheet.frame.right:
-            across = int(sheet.frame.across([moment.step])[0])
+        # Before the first step there is nothing to the left of it.
+        if sheet.frame.left - 1 <= moment.step <= sheet.frame.right:
+            across = int(sheet.frame.across([max(moment.step, sheet.frame.left)])[0])
             sheet.svg.append(f'<path class="moment" d="M{across} 0V{HEIGHT}"/>')
-            yield Mark("moment", 100 * across / WIDTH, f"{moment.what} at step {steps_shown(moment.step)}")
+            when = f"after step {steps_shown(moment.step)}" if moment.step > 0 else "before step 1"
+            yield Mark("moment", 100 * across / WIDTH, f"{moment.what} {when}")

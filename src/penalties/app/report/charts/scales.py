@@ -10,6 +10,8 @@ from ..runlog import Floats
 
 __all__ = ["Scale", "fitted", "percent", "seconds", "shown", "steps_shown"]
 
+_COUNTED: Final = 1e15
+"""Larger numbers of steps, tokens and seconds come from a log that somebody else wrote."""
 _MINUS: Final = "\N{MINUS SIGN}"
 _SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
 _SPIKE: Final = 5.0
@@ -146,11 +148,13 @@ def shown(value: float, digits: int = 4) -> str:
 
 
 def steps_shown(count: float) -> str:
-    """A whole number, with its thousands separated.
+    """A whole number, with its thousands separated; one that nobody counts to is short.
 
-    >>> steps_shown(100000)
-    '100\u202f000'
+    >>> steps_shown(100000), steps_shown(1e300)
+    ('100\u202f000', '1e300')
     """
+    if not abs(count) < _COUNTED:
+        return shown(count, 3)
     return f"{int(count):,}".replace(",", _SPACE)
 
 
@@ -172,6 +176,8 @@ def seconds(duration: float) -> str:
     >>> seconds(0.0021), seconds(3.14), seconds(75), seconds(7300)
     ('2.1\xa0ms', '3.14\xa0s', '1\xa0min 15\xa0s', '2\xa0h 1\xa0min')
     """
+    if not duration < _COUNTED:
+        return f"{shown(duration, 3)}{_NO_BREAK}s"
     if duration < 1e-3:
         return f"{shown(duration * 1e6, 3)}{_NO_BREAK}µs"
     if duration < 1:

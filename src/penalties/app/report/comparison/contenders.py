@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
 from typing import Any, Final, cast
 
 import numpy as np
@@ -65,7 +64,7 @@ class Group:
     @property
     def end(self) -> float:
         """The mean over the seeds."""
-        return fmean(self.ends)
+        return float(np.mean(self.ends))
 
     @property
     def title(self) -> Sentence:
@@ -206,12 +205,17 @@ def between(first: Group, second: Group) -> Difference:
     size = max(abs(first.end), abs(second.end))
     if len(pairs) > 1:
         apart = [b - a for a, b in pairs]
-        return Difference(fmean(apart), (variance(apart) / len(apart)) ** 0.5, len(apart), size)
+        return Difference(float(np.mean(apart)), (_variance(apart) / len(apart)) ** 0.5, len(apart), size)
     counts = [len(first.ends), len(second.ends)]
     freedom = sum(counts) - len(counts)
     error = None
     if freedom:
         # If one group has a single seed, the variance of the other stands in for both.
-        squares = sum(variance(group.ends) * (len(group.ends) - 1) for group in (first, second) if len(group.ends) > 1)
+        squares = sum(_variance(group.ends) * (len(group.ends) - 1) for group in (first, second) if len(group.ends) > 1)
         error = (squares / freedom * sum(1 / count for count in counts)) ** 0.5
     return Difference(second.end - first.end, error, min(counts), size)
+
+
+def _variance(numbers: Sequence[float]) -> float:
+    """Infinite or NaN where the numbers are too large for it."""
+    return float(np.var(numbers, ddof=1))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ....pipeline.output import BASE
+from ...problems import sized
 from ..charts.figure import Figure
 from ..charts.lines import lines
 from ..charts.scales import seconds, shown, steps_shown
@@ -14,7 +15,7 @@ __all__ = ["comparison_figures", "run_rows"]
 
 
 def run_rows(found: Sequence[Contender]) -> list[list[str]]:
-    """The cells of each run in the table: steps, losses, failures, time."""
+    """The cells of each run in the table: steps, losses, failures, time, memory."""
     rows: list[list[str]] = []
     for one in found:
         held_out = one.run.evaluations.loss
@@ -28,6 +29,7 @@ def run_rows(found: Sequence[Contender]) -> list[list[str]]:
                 steps_shown(one.summary.failures),
                 seconds(one.summary.seconds) if one.summary.seconds else "–",
                 steps_shown(rate) if rate else "–",
+                "–" if one.summary.memory is None else sized(one.summary.memory),
             ]
         )
     return rows
@@ -45,8 +47,24 @@ def _base(one: Contender) -> str:
     return "–" if one.summary.base is None else shown(one.summary.base.last)
 
 
+def _metrics(found: Sequence[Contender]) -> list[tuple[str, str, bool, list[Series]]]:
+    """The own metrics of terms, in training and held out, and those over samples."""
+    charts: list[tuple[str, str, bool, list[Series]]] = []
+    own = [one.run.own_metrics() for one in found]
+    for name, metric in dict.fromkeys(key for metrics in own for key in metrics):
+        both = [metrics.get((name, metric), (EMPTY, EMPTY)) for metrics in own]
+        charts.append((f"{name}/{metric}", "in training", False, [trained for trained, _ in both]))
+        charts.append(
+            (f"{name}/{metric}, held out", "on data that is not trained on", False, [held for _, held in both])
+        )
+    for name in dict.fromkeys(name for one in found for name in one.run.task):
+        note = "over samples for held-out prompts"
+        charts.append((name, note, False, [one.run.task.get(name, EMPTY) for one in found]))
+    return charts
+
+
 def comparison_figures(found: Sequence[Contender], points: int) -> list[Figure]:
-    """The runs on the same axes: losses, gradient, and the value of every term."""
+    """The runs on the same axes: losses, gradient, the value of every term, and metrics."""
     names = dict.fromkeys(name for one in found for name in one.run.terms if name != BASE)
     charts: list[tuple[str, str, bool, list[Series]]] = [
         ("Base loss", "in training, without the other terms", False, [one.run.loss for one in found]),
@@ -62,6 +80,7 @@ def comparison_figures(found: Sequence[Contender], points: int) -> list[Figure]:
     for name in names:
         values = [one.run.terms[name].value if name in one.run.terms else EMPTY for one in found]
         charts.append((name, "value, without its weight", False, values))
+    charts += _metrics(found)
     frame = Frame.around([part for one in found for part in (one.run.steps, one.run.evaluations.total.steps)], points)
     figures: list[Figure] = []
     for title, note, log, series in charts:

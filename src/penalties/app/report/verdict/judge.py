@@ -67,20 +67,26 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
     best, best_at = float(series.values[lowest]), int(series.steps[lowest])
     last, last_at = float(series.values[-1]), int(series.steps[-1])
     if len(series) == 1:
-        text = f"On held-out data the {what} is {shown(last)} at step {steps_shown(last_at)}, the only evaluation."
+        text = f"On held-out data the {what} is {shown(last)} {_when(last_at)}, the only evaluation."
         yield Finding("held out", (text,))
         return
     scale = max(float(series.values[0]) - best, abs(best))
     if last - best > _RISEN * scale:
         text = (
-            f"On held-out data the {what} was lowest at step {steps_shown(best_at)}, {shown(best)}, and has risen "
-            f"to {shown(last)} at step {steps_shown(last_at)}: {_better(run, series, best_at)}."
+            f"On held-out data the {what} was lowest {_when(best_at)}, {shown(best)}, and has risen "
+            f"to {shown(last)} {_when(last_at)}: {_better(run, series, best_at)}."
         )
-        yield Finding("held out", (text,), (f"the held-out loss rises after step {steps_shown(best_at)}",))
+        since = f"rises after step {steps_shown(best_at)}" if best_at else "is higher than before training"
+        yield Finding("held out", (text,), (f"the held-out loss {since}",))
         return
     change = Ends(float(series.values[0]), last, 1)
-    lowest_words = "its lowest" if best_at == last_at else f"lowest at step {steps_shown(best_at)}, {shown(best)}"
+    lowest_words = "its lowest" if best_at == last_at else f"lowest {_when(best_at)}, {shown(best)}"
     yield Finding("held out", (f"On held-out data the {what} {moved(change)}, {lowest_words}.",))
+
+
+def _when(step: int) -> str:
+    """When an evaluation was made."""
+    return f"at step {steps_shown(step)}" if step else "before training"
 
 
 def _better(run: RunLog, series: Series, best_at: int) -> str:
@@ -94,14 +100,17 @@ def _better(run: RunLog, series: Series, best_at: int) -> str:
     last = float(series.values[-1])
     if losses and last - min(losses) > _RISEN * abs(last):
         return f"the checkpoint of step {steps_shown(saved[int(np.argmin(losses))])} is better"
-    return f"train for fewer steps, about {steps_shown(best_at)}"
+    return f"train for fewer steps, about {steps_shown(best_at)}" if best_at else "a lower learning rate may help"
 
 
 def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
     kinds = [event.kind for event in run.events]
-    resumed = [steps_shown(event.step) for event in run.events if event.kind == "resumed"]
-    if resumed:
-        yield Finding("run", ("It was resumed after step ", *listed(resumed), "."))
+    resumed = [event.step for event in run.events if event.kind == "resumed"]
+    later = [steps_shown(step) for step in resumed if step]
+    words: list[Sentence] = [("before step 1",)] if 0 in resumed else []
+    words += [("after step ", *listed(later))] if later else []
+    if words:
+        yield Finding("run", ("It was resumed ", *listed(words), "."))
     done = int(run.steps[-1]) if len(run.steps) else 0
     wanted = run.wanted
     if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
@@ -114,11 +123,16 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
             resume = f"penalties train --run {shlex.quote(run.folder)} --resume"
             text = f"It was interrupted after {after}; resume it with `{resume}`."
         elif kinds and kinds[-1] == "failed":
-            text = f"It failed after {after}: {run.events[-1].message.splitlines()[0]}"
+            why = run.events[-1].message.splitlines()
+            text = f"It failed after {after}{f': {why[0]}' if why else '.'}"
         else:
             torn = " while writing a line" if run.torn else ""
             text = f"The log ends after {after}: the run is still going, or was stopped{torn}."
         yield Finding("run", (text,))
+    elif not done and kinds and kinds[-1] == "failed":
+        yield Finding(
+            "run", (f"It failed before its first step was finished: {run.events[-1].message.splitlines()[0]}",)
+        )
     if run.unreadable:
         first, count = [str(line) for line in run.unreadable[:5]], len(run.unreadable)
         numbers = listed([*first, f"{count - 5} more"] if count > 5 else first)

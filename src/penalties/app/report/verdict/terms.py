@@ -1,6 +1,5 @@
 """What the terms of a run did: which drove it, which fought, which did nothing, failed or were slow."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -8,7 +7,9 @@ import numpy as np
 
 from ....pipeline.explanation import CONFLICT
 from ....pipeline.output import BASE
+from ...problems import counted
 from ..charts.scales import percent, seconds, shown, steps_shown
+from ..failures import kinds
 from ..runlog import RunLog, inputs_in_words
 from ..summary import Pair, Summary, TermSummary
 from .findings import Finding
@@ -222,12 +223,12 @@ def failed(run: RunLog, summary: Summary) -> Iterator[Finding]:
     for name, term in run.terms.items():
         if term.failures:
             count, ran = len(term.failures), len(term.value)
-            reasons = Counter(failure.reason for failure in term.failures)
-            common, _ = reasons.most_common(1)[0]
+            reasons = kinds(term.failures)
             often = f"{steps_shown(count)} of {steps_shown(ran + count)} steps"
             first = f"first at step {steps_shown(term.failures[0].step)}"
-            others = {1: "", 2: " (and 1 other reason)"}.get(len(reasons), f" (and {len(reasons) - 1} other reasons)")
-            text = (Name(name), f" failed in {often}, {first}: {_cut(common)}{others}.")
+            more = len(reasons) - 1
+            others = f" (and {counted(more, 'other reason', steps_shown)})" if more else ""
+            text = (Name(name), f" failed in {often}, {first}: {_cut(reasons[0].reason)}{others}.")
             yield Finding("failed", text, (Name(name), f" failed in {often}"))
 
 
