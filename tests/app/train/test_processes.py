@@ -293,6 +293,20 @@ def test_a_server_takes_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         connect(config(tmp_path, '[backend]\nkind = "tinker"\n'))
 
 
+def test_what_a_sharded_model_cannot_have_is_a_problem_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = '[model]\nadapter = "none"\ncompile = true\n[train]\nshard = true\npacking = true\n'
+    found = problems(tmp_path, given)
+    assert found.keys() == {"model.adapter", "model.compile", "train.packing"}
+    expected = 'found "none", which a model with train.shard cannot have yet; remove one of the two'
+    assert found["model.adapter"] == expected
+    # As if bitsandbytes were installed.
+    monkeypatch.setattr("penalties.app.config.checks.find_spec", lambda name: name)
+    found = problems(tmp_path, '[model]\nquantize = "4bit"\n[train]\nshard = true\n')
+    assert found["model.quantize"].startswith('found "4bit", which a model with train.shard cannot have yet')
+
+
 def test_sharding_needs_a_fixed_number_of_tokens(tmp_path: Path) -> None:
     found = problems(tmp_path, '[train]\nshard = true\nmicro_batch_tokens = "auto"\n')
     assert found["train.micro_batch_tokens"].startswith('found "auto"; expected a number of tokens with train.shard')

@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 
 from penalties import trees
 from penalties.errors import GradientError, InputError, OptionError, PenaltiesError
-from penalties.training.local import LocalTrainingClient
+from penalties.training.local import LocalTrainingClient, loading
 from penalties.training.local.client import LocalTrainingClient as Plain
 from penalties.training.local.model import LocalModel
+from penalties.training.local.passes import leaf_of
 from penalties.training.local.processes import LostError, ParallelTrainingClient, current, join, serve
 from penalties.training.local.processes.group import FailedError, Group
 from penalties.training.local.processes.sharding import shard_layers
+from penalties.training.local.tiny import tiny_model
 from penalties.training.types import AdamParams, Datum, ModelInput, SamplingParams
 
 from ....integrations.distributed.together import together
@@ -81,7 +84,7 @@ def worked(client: Any, folder: str) -> dict[str, Any]:
     mixed = [*data(3, 6), *data(4, width=2)]
     graph = client.forward_with_graph(mixed, ["logits"], lazy=True).result()
     found["mixed"] = [one.detach() for one in graph.logprobs]
-    hidden = graph.packed["logits"].hidden
+    hidden = leaf_of(graph.packed["logits"])
     graph.backward({"logprobs": slopes_of(graph.logprobs), "logits": torch.ones_like(hidden)})
     found["of mixed"] = gradients_of(client)
     client.optim_step(RATE).result()
@@ -124,7 +127,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
 )
 def test_two_processes_do_what_one_does(alone: dict[str, Any], tmp_path: Path, shard: bool, parts: int | None) -> None:
-    found = two(led, str(tmp_path), {"shard": shard, "micro_batch_tokens": parts, "device": "cpu"})
+    assert_same_work(two(led, str(tmp_path), {"shard": shard, "micro_batch_tokens": parts, "device": "cpu"}), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shard", "options"),
+    [
+        pytest.param(False, {"adapter": "none", "keep_initial": True}, id="all weights"),
+        pytest.param(False, {"packing": True, "micro_batch_tokens": 10}, id="packed"),
+        pytest.param(False, {"compile": "eager", "checkpointing": True}, id="compiled"),
+        pytest.param(True, {"checkpointing": True, "rslora": True, "modules_to_save": ["lm_head"]}, id="sharded"),
+    ],
+)
+def test_options_of_the_model_are_those_of_each_process(tmp_path: Path, shard: bool, options: dict[str, Any]) -> None:
+    with LocalTrainingClient("tiny", device="cpu", **options) as client:
+        expected = worked(client, str(tmp_path / "alone"))
+    assert_same_work(two(led, str(tmp_path / "both"), {"shard": shard, "device": "cpu", **options}), expected)
+
+
+def assert_same_work(found: dict[str, Any], alone: dict[str, Any]) -> None:
     assert found.keys() == alone.keys()
     for name, expected in alone.items():
         pairs = zip(trees.arrays(found[name]), trees.arrays(expected), strict=True)
@@ -142,6 +164,7 @@ def several(group: Group) -> dict[str, Any]:
         "turns": in_order(group),
         "refused": refused(group),
         "alone": alone_in_step(group),
+        "dropped": dropping(group),
         "devices": devices(group),
     }
 
@@ -177,6 +200,7 @@ def test_two_clients_take_turns(results: dict[str, Any]) -> None:
 
 
 def refused(group: Group) -> list[Any]:
+    untrained_is_gone(group)
     with ParallelTrainingClient(group, "tiny", device="cpu") as client:
         wrong = [*data(3, 3, 3), Datum(ModelInput.from_ints([999]), {"target_tokens": [1]})]
         for call in (client.forward, client.forward_initial, client.forward_with_graph):
@@ -186,6 +210,7 @@ def refused(group: Group) -> list[Any]:
             client.forward_with_graph(data(3), ["hidden.9"])
         with pytest.raises(OptionError, match="learning_rate"):
             client.optim_step(AdamParams(learning_rate=-1.0))
+        assert client.sweep(data(3, 3)) is None
         with pytest.raises(InputError, match="does not exist"):
             client.load_state("nowhere").result()
         graph = client.forward_with_graph(data(3, 4)).result()
@@ -199,6 +224,40 @@ def refused(group: Group) -> list[Any]:
 
 def test_what_is_wrong_raises_and_stops_nobody(results: dict[str, Any]) -> None:
     assert [len(one) for one in results["refused"][::2]] == [3, 4]
+
+
+def untrained_is_gone(group: Group) -> None:
+    with ParallelTrainingClient(group, "tiny", adapter="none", device="cpu") as client:
+        for call in (client.forward_initial, partial(client.forward_with_graph, initial=True)):
+            with pytest.raises(OptionError, match="keep_initial=False; expected True"):
+                call(data(3))
+
+
+def dropping(group: Group) -> list[Any]:
+    """The same data in both processes, twice in each of two equal clients; then a backward that repeats the forward."""
+    found: list[Any] = []
+    for _ in range(2):
+        with ParallelTrainingClient(
+            group, "tiny", lora_dropout=0.5, seed=2, device="cpu", micro_batch_tokens=6
+        ) as client:
+            same = data(6) * 4
+            client.forward_backward(same, "cross_entropy").result()
+            client.optim_step(AdamParams(learning_rate=0.1)).result()
+            graphs = [client.forward_with_graph(same).result() for _ in range(2)]
+            slopes = {"logprobs": slopes_of(graphs[0].logprobs)}
+            pulled = [graphs[0].pulled(slopes) for _ in range(2)]
+            passed = [[one.detach() for one in graph.logprobs] for graph in graphs]
+            found.append({"passed": passed, "pulled": pulled, "evaluated": arrays_of(client.forward(same).result())})
+    return found
+
+
+def test_each_process_drops_at_random_and_equal_seeds_drop_the_same(results: dict[str, Any]) -> None:
+    first, again = results["dropped"]
+    torch.testing.assert_close(first, again, atol=0, rtol=0)
+    drawn = [one for passed in first["passed"] for one in passed]
+    assert len({tuple(one.tolist()) for one in drawn}) == 8
+    torch.testing.assert_close(*first["pulled"], atol=0, rtol=0)
+    torch.testing.assert_close(first["evaluated"][2], first["evaluated"][0])
 
 
 def alone_in_step(group: Group) -> list[Any]:
@@ -288,8 +347,26 @@ def test_what_another_process_draws_depends_on_the_generator_of_the_first(troubl
     assert trouble["seeds"].tolist() == [1, 1]
 
 
+class Normed(torch.nn.Module):
+    """Batch normalisation of hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = torch.nn.BatchNorm1d(64)
+
+    def forward(self, states: Any) -> Any:
+        return self.batch(states.transpose(1, 2)).transpose(1, 2)
+
+
+def normed(dtype: Any = None) -> Any:
+    model = tiny_model(dtype)
+    model.model.norm = Normed()
+    return model
+
+
 def differing(rank: int) -> Any:
     group = join()
+    loading.tiny_model = normed
     try:
         if not group.leads:
             LocalModel.fingerprint = "another"  # pyright: ignore[reportAttributeAccessIssue]
@@ -301,6 +378,13 @@ def differing(rank: int) -> Any:
             ParallelTrainingClient(group, "/nowhere", device="cpu")
         with pytest.raises(OptionError, match=r'micro_batch_tokens="auto"; expected a number or None with shard=True'):
             ParallelTrainingClient(group, "tiny", shard=True, micro_batch_tokens="auto", device="cpu")
+        for name, given in {"adapter": "none", "quantize": "4bit", "compile": True, "packing": True}.items():
+            with pytest.raises(OptionError, match=f"{name}=.*; expected .* with shard=True: "):
+                ParallelTrainingClient(group, "tiny", shard=True, device="cpu", **{name: given})
+        with pytest.raises(
+            OptionError, match=r"without batch normalisation that is trained: that of model\.norm\.batch"
+        ):
+            ParallelTrainingClient(group, "tiny", adapter="none", device="cpu")
         return {}
     finally:
         group.end()
