@@ -51,7 +51,7 @@ class Steps:
         self._trainer: Any = None
         """A weak reference to the trainer that runs this callback."""
         self._joined: Any = None
-        """The callbacks of a search, among which this one is only for now."""
+        """The callbacks of a search, which include this one until it ends."""
         self._warned = False
 
     def penalize(self, module: Any, loss: "torch.Tensor", inputs: Mapping[str, Any]) -> "torch.Tensor":
@@ -85,7 +85,7 @@ class Steps:
         return loss + terms
 
     def _is_replaced(self, trainer: Any) -> bool:
-        """Whether a trainer that knows of the callback has others for now, as in the search for a learning rate."""
+        """Whether a trainer that knows of the callback has others at the moment, as in the search for a learning rate."""
         return self._trainer is not None and self._trainer() is trainer and self not in trainer.callbacks
 
     def _join(self, trainer: Any, module: Any) -> None:

@@ -123,7 +123,7 @@ def _of_penalty(
 ) -> Rule | Whole:
     if facts.draws or not facts.separable(term.options):
         options = " with these options" if facts.rows else ""
-        return Whole(f"it is no sum or mean over tokens{options}", "accept the second forward, or use another term")
+        return Whole(f"it is not a sum or mean over tokens{options}", "accept the second forward, or use another term")
     read = [name for parameter, name in term.inputs.items() if parameter not in (_MASK, *facts.labels)]
     if any(references.get(name.removeprefix(FLAT)) is False for name in read):
         return Whole("it compares sequences with tokens", "accept the second forward")

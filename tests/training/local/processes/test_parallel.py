@@ -69,7 +69,7 @@ def worked(client: Any, folder: str) -> dict[str, Any]:
     found["outputs"] = [one for output in passed for one in arrays_of(output)]
     found["added up"] = gradients_of(client)
     found["norm"] = torch.tensor(list(client.optim_step(RATE).result().metrics.values()))
-    # A loss of one's own over everything that a graph has, with a gradient of each parameter.
+    # Your own loss over everything that a graph has, with a gradient of each parameter.
     reads = ["logits", "hidden.0", "hidden.2"]
     graph = client.forward_with_graph(some, reads).result()
     given = {name: slopes_of(graph.inputs[name]) for name in reads} | {"logprobs": slopes_of(graph.logprobs)}
