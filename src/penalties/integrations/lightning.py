@@ -85,7 +85,7 @@ class Steps:
         return loss + terms
 
     def _is_replaced(self, trainer: Any) -> bool:
-        """Whether a trainer that knows of the callback has others at the moment, as in the search for a learning rate."""
+        """Whether a trainer that knows of the callback has others, as during the search for a learning rate."""
         return self._trainer is not None and self._trainer() is trainer and self not in trainer.callbacks
 
     def _join(self, trainer: Any, module: Any) -> None:

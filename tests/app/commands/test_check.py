@@ -348,7 +348,7 @@ class TestParts:
     @pytest.mark.parametrize(
         ("more", "said"),
         [
-            ('[[term]]\nfn = "orthogonality"\ninputs = "flat_hidden.1"', "term.orthogonality: {}it is not a sum or mean"),
+            ('[[term]]\nfn = "orthogonality"\ninputs = "flat_hidden.1"', "term.orthogonality: {}it is not a sum"),
             (OWN, "term.steady: {}it is a function of the whole batch; set separable = true if it is a sum"),
             (f'{OWN}runs = "thread"', 'term.steady: {}it runs in a thread; use runs = "inline"'),
             (f"{OWN}separable = false", "term.steady: {}it has separable = false"),
