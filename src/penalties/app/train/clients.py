@@ -19,13 +19,13 @@ from ..privacy import API_KEY, hide
 from ..processes import launched
 from ..runs.disk import RunError
 from .knocking import knock
-from .loading import loading, without_bars
+from .loading import loading, quietly
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..config.tables import ClientTable
 
-__all__ = ["Backend", "Local", "Tinker", "connect", "needs_copy", "without_bars"]
+__all__ = ["Backend", "Local", "Tinker", "connect", "needs_copy"]
 
 _GOODBYE: Final = 10.0
 """Seconds that a server may take to close the session."""
@@ -112,7 +112,7 @@ class Local:
             "shard": train.shard,
         }
         self._others: list[Any] = []
-        with without_bars(), loading(model.name):
+        with quietly(), loading(model.name):
             self.client: Any = _client(
                 model.name,
                 adapter=model.adapter,
@@ -157,7 +157,7 @@ class Local:
     def another(self, table: "ClientTable") -> Any:
         """A second model in this process."""
         own = {key: value for key in ("device", "dtype") if (value := getattr(table, key)) is not None}
-        with without_bars(), loading(table.model):
+        with quietly(), loading(table.model):
             client = _client(table.model, seed=table.seed, **{**self._options, **own})
             self._others.append(client)
             # A model in a folder may have no tokenizer.

@@ -1,13 +1,14 @@
 """Loading models and tokenizers of transformers: without progress bars, and without code that comes with a model."""
 
 import contextlib
+import logging
 from collections.abc import Generator
 
 from ...errors import PenaltiesError, said
 from ...training.libraries import library
 from ..runs.disk import RunError
 
-__all__ = ["loading", "needs_code", "own_code", "without_bars"]
+__all__ = ["loading", "needs_code", "own_code", "quietly"]
 
 
 def needs_code(error: Exception) -> bool:
@@ -36,13 +37,18 @@ def loading(model: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def without_bars() -> Generator[None]:
-    """Keep the progress bars of transformers and of the hub out of what the program prints."""
+def quietly() -> Generator[None]:
+    """Keep progress bars of transformers and of the hub, and remarks of other libraries, out of what is printed."""
     bars = library("LocalTrainingClient", "transformers", "train").logging
     were_on = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
+    # peft imports bitsandbytes wherever it is installed, which then warns of kernels that nothing here needs.
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        logger.setLevel(level)
         if were_on:
             bars.enable_progress_bar()

@@ -19,7 +19,7 @@ from ...files import check_plain, read_plain, sync
 from ...training.local.model import TINY, end_tokens
 from ..data import learned_ends
 from ..runs.disk import RunError, reason, writing
-from ..train.loading import loading, without_bars
+from ..train.loading import loading, quietly
 from .finding import Trained
 
 __all__ = ["export"]
@@ -34,7 +34,7 @@ def export(trained: Trained, to: str | Path, *, merged: bool = False) -> None:
     """
     target = Path(to)
     _check(trained, merged=merged)
-    with _made(target) as part, without_bars():
+    with _made(target) as part, quietly():
         if merged or trained.whole:
             _write_model(trained, part)
         else:
