@@ -124,6 +124,7 @@ def test_the_program_lists_and_describes_it(source: Path) -> None:
     assert 'fn = "total_variation"\n    weight = 0.01\n    inputs = ["flat_logits"]' in shown
 
 
+@pytest.mark.slow
 def test_the_tests_of_all_penalties_find_it_and_pass(source: Path) -> None:
     options = ["-v", "-n", "0", "-p", "no:cacheprovider", "-k", "variation or file_is_current", "-m", "not slow"]
     shown = followed(source, "-m", "pytest", *options, *CHECKED).stdout

@@ -22,6 +22,8 @@ from ..configs import LINES, config, lines, problems, write
 from ..stand_ins import comparable, events, records
 from .launching import WAIT, Launched, free_port, plain_environment, run
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 # Terms over everything that there is to read, of which none is a sum over data; one draws, one remembers.
@@ -152,13 +154,11 @@ def test_two_processes_have_the_curve_the_log_and_the_weights_of_one(alone: Run,
     assert any("grad_norm" in key for key in numbers_of(records(both, "step")[0]["loss"]))
 
 
-@pytest.mark.slow
 def test_sharded_weights_give_the_same(folder: Path, alone: Run) -> None:
     changed = ("--set", "train.shard=true", "--set", "train.micro_batch_tokens=40")
     assert_same_curve(trained(folder, "sharded", *changed), alone)
 
 
-@pytest.mark.slow
 def test_three_processes_and_a_line_for_each_but_one(folder: Path) -> None:
     few = ("--set", "train.batch_size=2")
     assert_same_curve(trained(folder, "three", *few, count=3), trained(folder, "two lines", *few, count=1))
@@ -212,7 +212,6 @@ def assert_same_bits(found: Run, expected: Run) -> None:
     assert all(torch.equal(weights(found)[name], one) for name, one in weights(expected).items())
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_bit(folder: Path, whole: Run) -> None:
     def interrupt(launched: Launched) -> None:
         # As a launcher does: every process gets it.
@@ -226,7 +225,6 @@ def test_an_interrupted_run_saves_a_checkpoint_and_resumes_to_the_bit(folder: Pa
     assert_same_bits(trained(folder, "interrupted", "--resume", more=PAUSE), whole)
 
 
-@pytest.mark.slow
 def test_a_run_whose_first_process_is_killed_resumes_to_the_bit_or_alone(folder: Path, whole: Run) -> None:
     began = time.monotonic()
     _, second = paused(folder, "killed", lambda launched: launched.processes[0].kill())
@@ -238,7 +236,6 @@ def test_a_run_whose_first_process_is_killed_resumes_to_the_bit_or_alone(folder:
     assert_same_curve(trained(folder, "killed too", "--resume", count=1, more=PAUSE), whole)
 
 
-@pytest.mark.slow
 def test_a_run_whose_other_process_is_killed_fails_with_one_message(folder: Path, whole: Run) -> None:
     first, _ = paused(folder, "deserted", lambda launched: launched.processes[1].kill())
     assert first.status == 1
@@ -250,7 +247,6 @@ def test_a_run_whose_other_process_is_killed_fails_with_one_message(folder: Path
 # Launchers.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_launchers_start_it(folder: Path, alone: Run, launcher: str) -> None:
     written(folder)

@@ -26,6 +26,8 @@ from penalties.training.types import AdamParams, Datum, ModelInput, SamplingPara
 from ....integrations.distributed.together import together
 from ..cases import data, negative, normal
 
+pytestmark = pytest.mark.slow
+
 RATE = AdamParams(learning_rate=1e-2, grad_clip_norm=1.0)
 
 
@@ -121,8 +123,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("shard", "parts"),
     [
         pytest.param(False, None, id="copies"),
-        pytest.param(False, 10, id="copies in parts", marks=pytest.mark.slow),
-        pytest.param(True, None, id="sharded", marks=pytest.mark.slow),
+        pytest.param(False, 10, id="copies in parts"),
+        pytest.param(True, None, id="sharded"),
         pytest.param(True, 10, id="sharded in parts"),
     ],
 )
@@ -130,7 +132,6 @@ def test_two_processes_do_what_one_does(alone: dict[str, Any], tmp_path: Path, s
     assert_same_work(two(led, str(tmp_path), {"shard": shard, "micro_batch_tokens": parts, "device": "cpu"}), alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shard", "options"),
     [
@@ -439,7 +440,6 @@ def _failing() -> None:
     raise MemoryError("here")
 
 
-@pytest.mark.slow
 def test_processes_that_are_out_of_step_end() -> None:
     together(out_of_step)
 
