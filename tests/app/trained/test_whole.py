@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penalties.app.config.tables import ClientTable
 from penalties.app.runs import Run
+from penalties.app.runs.disk import RunError
 from penalties.app.train import Interrupted, train
 from penalties.app.train.clients import connect
+from penalties.app.trained import export as exporting
 from penalties.app.trained import find
 from penalties.app.trained.export import export
 from penalties.app.trained.sampling import asked, continued
@@ -123,7 +125,9 @@ def test_samples_are_those_of_the_exported_model(run: Run, tmp_path: Path) -> No
 
 # What peft warns of is what this is about.
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:Input and output embeddings are no")
-def test_a_head_that_was_trained_by_itself_is_not_tied_again(tmp_path: Path, base: Path) -> None:
+def test_a_head_that_was_trained_by_itself_is_not_tied_again(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(base)
     model.config.tie_word_embeddings = True
     model.tie_weights()
@@ -134,6 +138,9 @@ def test_a_head_that_was_trained_by_itself_is_not_tied_again(tmp_path: Path, bas
     tokens = AutoTokenizer.from_pretrained(base).encode("stone enots")
     found = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "to"), tokens)
     torch.testing.assert_close(found, trained_logprobs(find(run.folder), tokens), rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr(exporting, "version", lambda name: "0.18.1")
+    with pytest.raises(RunError, match=r'would lose a layer of model\.modules_to_save.*pip install "peft>=0\.21"'):
+        export(find(run.folder), tmp_path / "older", merged=True)
 
 
 def test_a_quantized_model_is_merged_as_its_files_are(tmp_path: Path, base: Path) -> None:

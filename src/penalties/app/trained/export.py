@@ -12,6 +12,7 @@ import importlib
 import secrets
 import shutil
 from collections.abc import Generator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -25,6 +26,8 @@ from .finding import Trained
 __all__ = ["export"]
 
 _ADAPTER: Final = ("adapter_config.json", "adapter_model.safetensors")
+_UNTIES: Final = (0, 21)
+"""The first release of peft that keeps a layer apart, when it merges, that the model ties to another."""
 
 
 def export(trained: Trained, to: str | Path, *, merged: bool = False) -> None:
@@ -132,6 +135,13 @@ def _unquantized(trained: Trained) -> Any:
 
 
 def _merged(trained: Trained, model: Any) -> Any:
+    tied = model.get_base_model().config.get_text_config().tie_word_embeddings
+    major, minor, *_ = version("peft").split(".")
+    if tied and trained.config.model.modules_to_save and (int(major), int(minor)) < _UNTIES:
+        raise RunError(
+            f"{trained.run.folder}: this release of peft would lose a layer of model.modules_to_save, since the model "
+            'ties its embeddings; run: pip install "peft>=0.21"'
+        )
     try:
         return model.merge_and_unload(safe_merge=True)
     except ValueError as error:
