@@ -236,7 +236,9 @@ class Campaign:
             if closing.is_alive() and trial is not None:
                 self.tally.blame(trial, "hangs", "closing")
             if self._closed is not None and trial is not None:
-                self._blame(trial, resources.settled(self._closed), "after closing")
+                # But for memory: over hundreds of trials libraries fill caches of their own; the soak looks at that.
+                held = dataclasses.replace(self._closed, memory=resources.use().memory)
+                self._blame(trial, resources.settled(held), "after closing")
 
     def _within(self, trial: Trial, function: Any) -> bool:
         """Call it; False where it does not come back in time, or is wrong."""
