@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import penalties as pn
 
 from . import resources
-from .faults import EVERYWHERE, FAULTS, HEALTHY, LATE, SURROUNDINGS, Fault, line, released
+from .faults import EVERYWHERE, FAULTS, HEALTHY, SURROUNDINGS, Fault, line, released
 from .trials import LARGE, SMALL, TIMEOUT, Part, Trial, attempt, probe
 
 LATEST = 2.0
@@ -32,8 +32,6 @@ WAYS = (*EVERYWHERE, "ray", "system")
 LEAKS = ("processes", "descriptors", "threads", "shared memory", "bytes")
 MOST = 9
 """Terms in a trial."""
-TOGETHER = 1.5
-"""Seconds that each of so many terms may take where all of them hang: one after another they would be too late."""
 ON_RAY = 0.1
 """Of the faults that are drawn, how many run on a cluster, or beside one."""
 
@@ -97,11 +95,6 @@ def drawn(seed: int, faults: int, *, ray: bool) -> Iterator[Trial]:
             if left > 0:
                 yield dataclasses.replace(_healthy(rng), surrounding=surrounding)
                 left -= 1
-        for fault, way in every:
-            # Threads and processes are as many as there are workers; coroutines hang all at once.
-            if left >= MOST and fault.timeout == LATE and way == "async":
-                yield _together(rng, fault, way)
-                left -= MOST
     while left > 0:
         if not ray and rng.random() < 0.01:
             trial = dataclasses.replace(_healthy(rng), surrounding=rng.choice(SURROUNDINGS))
@@ -153,14 +146,6 @@ def _mixed(rng: random.Random, every: Sequence[tuple[Fault, str]], most: int, *,
     return _trial(rng, parts, [one for one in libraries if one != "jax" or not ray])
 
 
-def _together(rng: random.Random, fault: Fault, way: str) -> Trial:
-    """Nothing but terms that hang."""
-    slower = dataclasses.replace(fault, timeout=TOGETHER)
-    trial = _trial(rng, [_part(rng, slower, way) for _ in range(MOST)], ["torch", "numpy"])
-    # Of no term there is no graph.
-    return dataclasses.replace(trial, gradient="none")
-
-
 def _healthy(rng: random.Random) -> Trial:
     ways = [*EVERYWHERE, *rng.choices(EVERYWHERE, k=3)]
     rng.shuffle(ways)
@@ -175,8 +160,6 @@ class Campaign:
         self.ways: tuple[str, ...] = ("ray",) if ray else EVERYWHERE
         self._executor: pn.Executor | None = None
         self._before: resources.Use | None = None
-        self._closed: resources.Use | None = None
-        """What is held once the first executor was closed, on which nothing went wrong."""
 
     def run(self, trials: Iterator[Trial]) -> None:
         """Make them."""
@@ -187,10 +170,6 @@ class Campaign:
             self._renew(None)
 
     def _run(self, trial: Trial) -> None:
-        if self._closed is None:
-            self._begin()
-            self._renew(None)
-            self._closed = resources.use()
         executor, before = self._executor, self._before
         if executor is None or before is None:
             executor, before = self._begin()
@@ -199,16 +178,13 @@ class Campaign:
         well &= self._within(trial, lambda: probe(executor, trial.seed, self.ways))
         released.set()
         more = resources.settled(before)
-        self._blame(trial, more, "more")
-        released.clear()
-        if not well or more or any(isinstance(part.fn, Fault) and part.fn.alone for part in trial.parts):
-            self._renew(trial)
-
-    def _blame(self, trial: Trial, more: Mapping[str, int], when: str) -> None:
         for what, count in more.items():
             # Ray keeps descriptors, threads and processes of its own, which come and go; see `conftest.py`.
             if "ray" not in self.ways or what in ("shared memory", "bytes"):
-                self.tally.blame(trial, what, f"{count} {when}")
+                self.tally.blame(trial, what, f"{count} more")
+        released.clear()
+        if not well or more or any(isinstance(part.fn, Fault) and part.fn.alone for part in trial.parts):
+            self._renew(trial)
 
     def _begin(self) -> tuple[pn.Executor, resources.Use]:
         """An executor on which everything has run that stays."""
@@ -235,10 +211,6 @@ class Campaign:
             closing.join(GIVEN_UP)
             if closing.is_alive() and trial is not None:
                 self.tally.blame(trial, "hangs", "closing")
-            if self._closed is not None and trial is not None:
-                # But for memory: over hundreds of trials libraries fill caches of their own; the soak looks at that.
-                held = dataclasses.replace(self._closed, memory=resources.use().memory)
-                self._blame(trial, resources.settled(held), "after closing")
 
     def _within(self, trial: Trial, function: Any) -> bool:
         """Call it; False where it does not come back in time, or is wrong."""

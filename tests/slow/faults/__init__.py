@@ -5,7 +5,7 @@ under `@fault` in the module where it belongs; what happens around terms is one 
 """
 
 from . import ending, hanging, misusing, raising, returning, surroundings
-from .fault import CHATTER, EVERYWHERE, FAULTS, HEALTHY, LATE, Fault, awaited, line, released, squares
+from .fault import CHATTER, EVERYWHERE, FAULTS, HEALTHY, Fault, awaited, line, released, squares
 from .hanging import hangs, waits
 from .surroundings import SURROUNDINGS, Surrounding
 
@@ -14,7 +14,6 @@ __all__ = [
     "EVERYWHERE",
     "FAULTS",
     "HEALTHY",
-    "LATE",
     "SURROUNDINGS",
     "Fault",
     "Surrounding",
