@@ -1,11 +1,10 @@
 """Loading models and tokenizers of transformers: without progress bars, and without code that comes with a model."""
 
 import contextlib
-import logging
 from collections.abc import Generator
 
 from ...errors import PenaltiesError, said
-from ...training.libraries import library
+from ...training.libraries import library, without_remarks
 from ..runs.disk import RunError
 
 __all__ = ["loading", "needs_code", "own_code", "quietly"]
@@ -42,13 +41,9 @@ def quietly() -> Generator[None]:
     bars = library("LocalTrainingClient", "transformers", "train").logging
     were_on = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
-    # peft imports bitsandbytes wherever it is installed, which then warns of kernels that nothing here needs.
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        yield
+        with without_remarks():
+            yield
     finally:
-        logger.setLevel(level)
         if were_on:
             bars.enable_progress_bar()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import OptionError, did_you_mean
-from ..libraries import library
+from ..libraries import library, without_remarks
 from .model import TINY, LocalModel
 from .options import OWNER, ModelOptions
 from .tiny import tiny_model
@@ -29,12 +29,13 @@ def load(
 
     `prepare` gets it, and its device, before it goes there.
     """
-    torch, _, _ = (library(OWNER, package, "train") for package in ("torch", "transformers", "peft"))
+    with without_remarks():
+        torch, _, _ = (library(OWNER, package, "train") for package in ("torch", "transformers", "peft"))
     where, precision = _device(options.device), _dtype(options.dtype)
     if precision is None and not options.lora:
         # Optimizer steps are too small for less, whatever the files have.
         precision = torch.float32
-    with _drawing, torch.random.fork_rng(devices=[]):
+    with _drawing, torch.random.fork_rng(devices=[]), without_remarks():
         # The CPU generator alone: `torch.manual_seed` would seed those of GPUs too.
         torch.default_generator.manual_seed(options.seed)
         base = _base(str(name), precision, where, options)
