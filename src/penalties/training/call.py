@@ -291,11 +291,14 @@ class Call:
         def leaf(one: Any) -> Any:
             return one.detach().requires_grad_(not self.evaluate)
 
-        found = {
-            # The output layer of lazy logits is frozen.
-            name: given.with_hidden(leaf(given.hidden)) if isinstance(given, Logits) else trees.map_arrays(leaf, given)
-            for name, given in tensors.items()
-        }
+        def leaves(given: Any) -> Any:
+            if not isinstance(given, Logits):
+                return trees.map_arrays(leaf, given)
+            # An output layer that is frozen stays so.
+            layer = trees.map_arrays(lambda one: leaf(one) if one.requires_grad else one, given)
+            return layer.with_hidden(leaf(given.hidden))
+
+        found = {name: leaves(given) for name, given in tensors.items()}
         self.leaves = {name.removeprefix(FLAT): leaf for name, leaf in found.items()}
         return found
 
@@ -341,12 +344,14 @@ class Call:
 
     def _check_finite(self, gradients: Mapping[str, Any], outputs: Sequence[LossOutput], data: range) -> None:
         for name, found in gradients.items():
-            at = found.hidden if isinstance(found, Logits) else found
-            for part, gradient in (at if name == "params" else {name: at}).items():
+            at = found if name == "params" else {name: found}
+            if isinstance(found, Logits):
+                at = {name: found.hidden, "the weight of the output layer": found.weight, "its bias": found.bias}
+            for part, gradient in at.items():
                 if gradient is None or bool(gradient.isfinite().all()):
                     continue
-                where = f"the parameter {part}"
-                if name != "params":
+                where = f"the parameter {part}" if name == "params" else part
+                if part == name:
                     pieces = gradient.split([self.batch.lengths[index] for index in data])
                     index = next(i for i, piece in zip(data, pieces, strict=True) if not bool(piece.isfinite().all()))
                     where = f"datum {index}" if name == LOGPROBS else f"datum {index}, {name}"

@@ -11,7 +11,7 @@ from penalties.functional import blocks
 from penalties.training import forward_backward_custom
 from penalties.training.local import LocalTrainingClient
 from penalties.training.local.model import LocalModel
-from tests.training.local.cases import WAIT, assert_close, data, gradients, logprobs, tiny
+from tests.training.local.cases import WAIT, assert_close, clear, data, gradients, logprobs, plain_gradients, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +31,10 @@ TERMS = [
 ]
 
 
-def trained(work: str) -> tuple[Any, list[Any]]:
+def trained(work: str, **options: Any) -> tuple[Any, dict[str, Any]]:
     """What some work returns, and the gradient that it leaves."""
     batch = data(9, 4, 5)
-    with tiny() as client:
+    with tiny(**options) as client:
         if work == "custom":
             done = forward_backward_custom(client, batch, "cross_entropy", regularizers=TERMS).result(WAIT)
             return torch.tensor([done.metrics["total"], done.metrics["entropy"], done.metrics["own"]]), gradients(
@@ -44,11 +44,15 @@ def trained(work: str) -> tuple[Any, list[Any]]:
         return logprobs(done), gradients(client)
 
 
+@pytest.mark.parametrize("options", [{}, {"adapter": "none"}, {"adapter": "none", "micro_batch_tokens": 9}])
 @pytest.mark.parametrize("work", ["cross_entropy", "custom"])
-def test_gradients_are_those_of_the_whole_logits(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
-    found, slopes = trained(work)
+def test_gradients_are_those_of_the_whole_logits(
+    monkeypatch: pytest.MonkeyPatch, work: str, options: dict[str, Any]
+) -> None:
+    found, slopes = trained(work, **options)
     monkeypatch.setattr(LocalModel, "lazy", False)
-    right, expected = trained(work)
+    right, expected = trained(work, **options)
+    assert ("lm_head.weight" in slopes) is bool(options)
     assert_close(found, right)
     assert_close(slopes, expected)
 
@@ -91,10 +95,20 @@ def test_a_cap_on_the_logits() -> None:
         assert_close(found, logprobs(plain.forward(data(5)).result(WAIT)))
 
 
-def test_a_trained_output_layer_is_left_alone() -> None:
-    with tiny() as client:
-        client._model.head.weight.requires_grad_()
-        assert not client._model.lazy
+def test_a_trained_output_layer_gets_its_gradient_with_that_of_the_logits() -> None:
+    with tiny(adapter="none") as client:
+        graph = client.forward_with_graph(data(5), ["logits"], lazy=True).result(WAIT)
+        (logits,) = graph.inputs["logits"]
+        with pytest.raises(pn.InputError, match="at their hidden states alone, but their output layer is trained too"):
+            graph.backward({"logits": [torch.zeros_like(logits.hidden)]})
+        out = pn.Pipeline([TERMS[0]]).value_and_grad(logits=logits, wrt="logits")
+        graph.backward({"logits": [out.gradient["logits"]]})
+        found = gradients(client)
+        clear(client)
+        expected = pn.Pipeline([TERMS[0]]).total(
+            logits=client.model(input_ids=torch.tensor([data(5)[0].model_input.to_ints()])).logits[0]
+        )
+        assert_close(found, plain_gradients(client, expected))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ..types import (
 )
 from .batch import Batch, Row, rows_of
 from .checkpoint import read, write
-from .forward import differentiated, on_device, run
+from .forward import by_parameter, differentiated, on_device, run
 from .graph import Backward, Graph, layers_read
 from .loading import load
 from .losses import Loss, loss_of
@@ -356,11 +356,15 @@ class LocalTrainingClient:
             # Before the pass: a copy to a GPU waits for everything queued there.
             arrays = {name: on_device(model, array) for name, array in batch.arrays.items()}
             slope: Tensor | None = None
+            head: list[Tensor | None] = [None] * len(gradients)
             with torch.set_grad_enabled(backward):
                 passed = run(model, batch)
                 if loss is not None and backward and isinstance(passed.logits, Logits):
                     live = passed.logits.hidden
-                    found, slope = differentiated(passed.logits, passed.targets, loss, arrays)
+                    found, slopes = differentiated(passed.logits, passed.targets, loss, arrays)
+                    slope = slopes["hidden"]
+                    at_head = by_parameter(model.parameters, passed.logits, slopes)
+                    head = [at_head.get(name) for name in model.parameters]
                 else:
                     live = passed.logprobs
                     found = {"logprobs": live.detach()}
@@ -370,6 +374,7 @@ class LocalTrainingClient:
             host = dict(zip(found, torch.stack(list(found.values())).cpu().numpy(), strict=True))
             if backward and slope is not None:
                 gradients = added(gradients, parameter_gradients(model.parameters, [live], [slope]))
+                gradients = added(gradients, head)
             outputs += _outputs(batch, host)
             total += 0.0 if loss is None else float(host["elementwise_loss"].sum(dtype=np.float64))
         if backward:

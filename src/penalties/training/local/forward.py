@@ -19,7 +19,7 @@ from .model import LocalModel
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Passed", "differentiated", "head_reads", "on_device", "run"]
+__all__ = ["Passed", "by_parameter", "differentiated", "head_reads", "on_device", "run", "trained_parts"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
 
 def differentiated(
     logits: Logits, targets: "Tensor", loss: Loss, arrays: "Mapping[str, Tensor]"
-) -> "tuple[dict[str, Tensor], Tensor]":
-    """The log-probabilities and the loss of each target, and the gradient of their sum at the hidden states.
+) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
+    """The log-probabilities and the loss of each target, and the gradient of their sum at the parts of the logits.
 
     Each block of logits is computed once: what the gradient there is multiplied by is known with its values.
     """
     import torch
 
-    head = Head(logits, ["hidden"])
+    head = Head(logits, ["hidden", *trained_parts(logits)])
     ops = backend_of("forward_backward", hidden=logits.hidden)
     size, found = block_rows(ops, logits), dict[str, list[Any]](logprobs=[], elementwise_loss=[])
     for start in range(0, len(targets), size):
@@ -89,7 +89,28 @@ def differentiated(
             head.add(rows, gradient)
         found["logprobs"].append(logprobs.detach())
         found["elementwise_loss"].append(values)
-    return {name: torch.cat(pieces) for name, pieces in found.items()}, head.gradients()["hidden"]
+    return {name: torch.cat(pieces) for name, pieces in found.items()}, head.gradients()
+
+
+def trained_parts(logits: Logits) -> "dict[str, Tensor]":
+    """The parts of the output layer that are trained: its weight, its bias."""
+    parts = {"weight": logits.weight, "bias": logits.bias}
+    return {name: one for name, one in parts.items() if one is not None and one.requires_grad}
+
+
+def by_parameter(
+    parameters: "Mapping[str, Tensor]", logits: Logits, gradients: "Mapping[str, Tensor | None]"
+) -> "dict[str, Tensor]":
+    """Of gradients by part of the logits, those at the output layer, by the names of its parameters.
+
+    A weight that is tied to the embedding has the embedding's name.
+    """
+    names = {id(one): name for name, one in parameters.items()}
+    return {
+        names[id(part)]: slope
+        for key, part in trained_parts(logits).items()
+        if (slope := gradients.get(key)) is not None
+    }
 
 
 @contextmanager

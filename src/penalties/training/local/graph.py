@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...arrays import Logits
 from ...errors import GradientError, InputError, OptionError, ShapeError
 from ..futures import TrainingFuture
 from ..types import ForwardBackwardOutput
 from .batch import Batch
+from .forward import by_parameter, trained_parts
 from .model import LocalModel
 from .passes import Pass, added, leaf_of
 
@@ -117,6 +118,9 @@ class Graph:
             raise GradientError(f"Graph.{method}: an earlier backward freed the graph; run forward_with_graph again")
         own = dict(gradients)
         direct = self._of_parameters(own.pop("params", None))
+        if "logits" in own and isinstance(logits := passed.packed.get("logits"), Logits):
+            for name, slope in self._of_head(logits, own["logits"]).items():
+                direct[name] = direct[name] + slope if name in direct else slope
         slopes = {name: self._of_data(name, given) for name, given in own.items()}
         shapes = {name: leaf_of(tensor).shape for name, tensor in passed.packed.items()}
         return (
@@ -136,6 +140,8 @@ class Graph:
         parts = [leaf_of(part) for part in lists[name]]
         if isinstance(given, Logits):
             given = given.hidden
+        elif isinstance(given, list):
+            given = [one.hidden if isinstance(one, Logits) else one for one in cast("list[Any]", given)]
         if isinstance(given, torch.Tensor):
             if name not in self.packed:
                 raise ShapeError(
@@ -156,6 +162,25 @@ class Graph:
             for index, (slope, part) in enumerate(zip(given, parts, strict=True))
         ]
         return self._batch.pack(made) if name == "logprobs" else torch.cat(made)
+
+    def _of_head(self, logits: Logits, given: Any) -> "dict[str, Tensor]":
+        """The gradients at a trained output layer, by the names of its parameters."""
+        if not trained_parts(logits):
+            return {}
+        pieces = cast("list[Any]", given if isinstance(given, list) else [given])
+        there = [piece for piece in pieces if piece is not None]
+        if not all(isinstance(piece, Logits) for piece in there):
+            raise InputError(
+                "Graph.backward: got the gradient of lazy logits at their hidden states alone, but their output layer "
+                "is trained too; expected Logits of gradients, as value_and_grad returns them"
+            )
+        found: dict[str, Tensor] = {}
+        for piece in there:
+            slopes = by_parameter(self._parameters, logits, {"weight": piece.weight, "bias": piece.bias})
+            for name, slope in slopes.items():
+                checked = _like(f"Graph.backward: the gradient of {name}", slope, self._parameters[name])
+                found[name] = found[name] + checked if name in found else checked
+        return found
 
     def _of_parameters(self, given: Mapping[str, Any] | None) -> "dict[str, Tensor]":
         made: dict[str, Tensor] = {}

@@ -179,10 +179,10 @@ class LocalModel:
 
     @cached_property
     def lazy(self) -> bool:
-        """Whether the output layer is linear and frozen, and the model only caps its logits; found by trying it."""
+        """Whether the output layer is linear, and the model only caps its logits; found by trying it."""
         import torch
 
-        if type(self.head) is not torch.nn.Linear or any(one.requires_grad for one in self.head.parameters()):
+        if type(self.head) is not torch.nn.Linear:
             return False
         here, read = threading.get_ident(), list[Any]()
 

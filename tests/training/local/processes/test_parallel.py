@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import penalties as pn
 from penalties import trees
 from penalties.errors import GradientError, InputError, OptionError, PenaltiesError
 from penalties.training.local import LocalTrainingClient, loading
 from penalties.training.local.client import LocalTrainingClient as Plain
 from penalties.training.local.model import LocalModel
-from penalties.training.local.passes import leaf_of
 from penalties.training.local.processes import LostError, ParallelTrainingClient, current, join, serve
 from penalties.training.local.processes.group import FailedError, Group
 from penalties.training.local.processes.sharding import shard_layers
@@ -86,8 +86,9 @@ def worked(client: Any, folder: str) -> dict[str, Any]:
     mixed = [*data(3, 6), *data(4, width=2)]
     graph = client.forward_with_graph(mixed, ["logits"], lazy=True).result()
     found["mixed"] = [one.detach() for one in graph.logprobs]
-    hidden = leaf_of(graph.packed["logits"])
-    graph.backward({"logprobs": slopes_of(graph.logprobs), "logits": torch.ones_like(hidden)})
+    certain = pn.Pipeline([pn.Term(pn.entropy, inputs="logits", options={"logits": True})])
+    slope = certain.value_and_grad(logits=graph.packed["logits"], wrt="logits").gradient["logits"]
+    graph.backward({"logprobs": slopes_of(graph.logprobs), "logits": slope})
     found["of mixed"] = gradients_of(client)
     client.optim_step(RATE).result()
     # Fewer data than processes; the model before training; nothing kept.

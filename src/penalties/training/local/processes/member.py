@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ....arrays import Logits
+from ....arrays import Logits, logits_of
 from ....errors import OptionError
 from ...types import Datum, ModelInput, SampleResponse
 from ..batch import Row
@@ -159,7 +159,7 @@ class Member(LocalTrainingClient):
     # Gradients.
 
     def _pulled(self, graph: Graph, slopes: Mapping[str, Any], *, keep: bool) -> "list[Tensor | None]":
-        own = {name: _shaped(graph, slope) if name == _LOGPROBS else slope for name, slope in slopes.items()}
+        own = {name: _shaped(graph, name, slope) for name, slope in slopes.items()}
         if keep:
             return list(graph.pulled(own).values())
         before = self._taken()
@@ -209,7 +209,11 @@ def _flat(graph: Graph, name: str) -> "Tensor":
     return leaf_of(graph.packed[name])
 
 
-def _shaped(graph: Graph, flat: Any) -> list[Any]:
-    """The reverse for log-probabilities: one tensor per datum."""
+def _shaped(graph: Graph, name: str, flat: Any) -> Any:
+    """The reverse: log-probabilities with one tensor per datum; the leader has the gradient of the output layer."""
+    if isinstance(graph.packed.get(name), Logits):
+        return logits_of([flat, None, None], None)
+    if name != _LOGPROBS:
+        return flat
     parts = flat.split([one.numel() for one in graph.logprobs])
     return [part.view_as(one) for part, one in zip(parts, graph.logprobs, strict=True)]
