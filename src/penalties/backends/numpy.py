@@ -1,7 +1,7 @@
 """The operations on NumPy arrays."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -38,6 +38,7 @@ __all__ = [
     "eye",
     "gram",
     "indices",
+    "kind",
     "limits",
     "log",
     "log_softmax",
@@ -300,6 +301,10 @@ def tracing(x: object) -> bool:
 
 def device(x: NDArray) -> Any:
     return None
+
+
+def kind(x: NDArray) -> Hashable:
+    return type(x), x.dtype, x.shape
 
 
 def zero(like: NDArray) -> NDArray:

@@ -1,6 +1,6 @@
 """What a backend is: a module with these operations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -202,6 +202,10 @@ class Backend(Protocol):
 
     def device(self, x: Any, /) -> Any:
         """Where an array lies, to compare; None where the library sees to that itself."""
+        ...
+
+    def kind(self, x: Any, /) -> Hashable:
+        """What can be known of an array without its values, and bears on how terms over it are computed."""
         ...
 
     def zero(self, like: Any, /) -> Any:

@@ -10,7 +10,7 @@ import shutil
 import sys
 from typing import Any, Final
 
-__all__ = ["triton_unavailable", "unavailable"]
+__all__ = ["circumstances", "triton_unavailable", "unavailable"]
 
 _HAS_TRITON: Final = importlib.util.find_spec("triton") is not None
 # As Triton, which reads it when it is imported.
@@ -23,6 +23,12 @@ _WITHOUT_TRITON: Final = (
     if _HAS_COMPILER
     else "Triton needs a C compiler to start a kernel, and there is none: install gcc, or set CC"
 )
+
+
+def circumstances(x: Any) -> tuple[bool, bool]:
+    """Whether kernels are turned off, and whether a CUDA graph is captured: both may differ from call to call."""
+    off = os.environ.get("PENALTIES_KERNELS", "").lower() == "off"
+    return off, getattr(x, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing()
 
 
 def unavailable(x: Any) -> str | None:

@@ -94,18 +94,23 @@ def unsupported(x: "Tensor", y: "Tensor | None", masks: Sequence[Any], labels: A
 
 def values(x: "Tensor", y: "Tensor | None", parts: Sequence[Part]) -> "list[Tensor]":
     """The value of each part, on the graph of x and y."""
-    from .triton.operators import row_sums
+    import torch
 
-    form, parts = parts[0].form, _counted(parts)
-    sums = row_sums(x, y, _labels(parts), _shown(parts), _wanted(parts), form.temperature, form.logits)
-    shares = [_share(part, sums.shape[1]) for part in parts]
-    return list(_weighted(sums, parts, shares, x.shape[-1], None).unbind())
+    from .triton.operators import row_sums, totals
+
+    form, parts, classes = parts[0].form, _counted(parts), x.shape[-1]
+    setting = _wanted(parts), form.temperature, form.logits
+    shares = [_share(part, x.numel() // classes) for part in parts]
+    if not torch.compiler.is_compiling() and all(isinstance(share, float) for share in shares):
+        return list(totals(x, y, _labels(parts), *setting, _even(parts, shares, classes, None, _COUNT)).unbind())
+    sums = row_sums(x, y, _labels(parts), _shown(parts), *setting)
+    return list(_weighted(sums, parts, shares, classes, None).unbind())
 
 
 def value_and_gradients(
     x: "Tensor", y: "Tensor | None", parts: Sequence[Part], coefficients: Sequence[float], at: Sequence[bool]
 ) -> Swept:
-    """The value of each part, and gradients at those of x and y that `at` says."""
+    """The value of each part, and gradients at those of x and y that `at` says, one entry for each."""
     import torch
 
     from .triton.gradients import gradient
@@ -127,8 +132,7 @@ def value_and_gradients(
         if at[0]:
             gradients.append(gradient(x, y, labels, flags, rows, constants, by_row, wanted, *setting))
             squares.append(first)
-        if at[1]:
-            assert y is not None, "a second array"
+        if y is not None and at[1]:
             other = turned(rows)
             if by_row is not None:
                 by_row = torch.stack(turned_sums(by_row.unbind(), torch.zeros_like(by_row[0])))
@@ -245,9 +249,7 @@ def _weighted(
     import torch
 
     if all(isinstance(share, float) for share in shares):
-        # Without labels, which are in the table by now.
-        plain = tuple(part if part.labels is None else part._replace(labels=None) for part in parts)
-        return products(table.sum(1), _factors(plain, tuple(shares), classes, squares, table.shape[0]))
+        return products(table.sum(1), _even(parts, shares, classes, squares, table.shape[0]))
     found: list[Tensor] = []
     for factors, share in _entries(parts, shares, classes, squares):
         first, *others = [table[index] * factor for index, factor in factors.items()]
@@ -257,11 +259,20 @@ def _weighted(
     return torch.stack(found)
 
 
+def _even(
+    parts: Sequence[Part], shares: Sequence[float], classes: int, squares: tuple[int, ...] | None, count: int
+) -> tuple[tuple[float, ...], ...]:
+    """What each of so many rows of the table counts for each entry, where all columns count alike."""
+    # Without labels, which are in the table by now.
+    plain = tuple([part if part.labels is None else part._replace(labels=None) for part in parts])
+    return _factors(plain, tuple(shares), classes, squares, count)
+
+
 @functools.lru_cache(maxsize=64)
 def _factors(
     parts: tuple[Part, ...], shares: tuple[float, ...], classes: int, squares: tuple[int, ...] | None, count: int
 ) -> tuple[tuple[float, ...], ...]:
-    """What each of so many rows of the table counts for each entry: the same at every step."""
+    """The same at every step."""
     return tuple(
         tuple(entry.share * entry.factors.get(index, 0.0) for index in range(count))
         for entry in _entries(parts, shares, classes, squares)

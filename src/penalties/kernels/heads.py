@@ -90,6 +90,9 @@ class Head:
             total = self.found["weight"]
             if total.dtype == slope.dtype:
                 total.addmm_(slope.T, hidden)
+            elif scale is None and total.is_cuda:
+                # The product is added in float32 as it is computed: no array of the layer's size comes between.
+                torch.addmm(total, slope.T, hidden, out_dtype=total.dtype, out=total)
             elif scale is None:
                 # Widened as it is added: another array of the layer's size in float32 would be the largest of all.
                 total.add_(slope.T @ hidden)

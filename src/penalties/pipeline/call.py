@@ -56,7 +56,7 @@ def run_call(
         if record is not None and checks.is_on() and (findings := checks.findings(record, inputs)):
             raise CheckError(findings)
         targets = _targets(jobs, inputs, gradients)
-        plan = plan_of(jobs, inputs, targets, hold=gradients is not None and gradients.hold)
+        plan = pipeline.plans.of(jobs, inputs, targets, hold=gradients is not None and gradients.hold)
         combination = Combination(jobs, inputs, targets, gradients or _VALUES)
         context = CallContext(inputs, targets, step, announcer, _adds_in_place(plan, targets, gradients))
         states, failure = runner(plan, context, combination)

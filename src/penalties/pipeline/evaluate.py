@@ -48,7 +48,7 @@ def evaluate(
     combined = None
     if group.fused is not None:
         factors = coefficients or [1.0] * len(group.jobs)
-        evaluations, combined = group.fused.evaluate(targets, factors, accumulate=accumulate)
+        evaluations, combined = group.fused.evaluate(inputs, targets, factors, accumulate=accumulate)
     elif len(group.jobs) == 1:
         (job,) = group.jobs
         evaluations = [_evaluate_one(job.term, inputs, targets, step, job.state)]

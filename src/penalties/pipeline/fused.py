@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..kernels import distributions, elementwise
 from .evaluation import Evaluation
+from .inputs import CallInputs
 from .targets import Targets
 
 __all__ = ["Combined", "FusedDistributions", "FusedElements", "FusedGroup"]
@@ -25,10 +26,10 @@ class Combined(NamedTuple):
 
 
 class FusedGroup(Protocol):
-    """How one kernel computes all terms of a group."""
+    """How one kernel computes all terms of a group: what it reads, by name, and never an array of a call."""
 
     def evaluate(
-        self, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
+        self, inputs: CallInputs, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
     ) -> tuple[list[Evaluation], Combined | None]:
         """An evaluation for each term, and with targets the gradient of all of them.
 
@@ -46,7 +47,7 @@ class FusedElements:
     parts: Sequence[elementwise.Part]
 
     def evaluate(
-        self, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
+        self, inputs: CallInputs, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
     ) -> tuple[list[Evaluation], Combined | None]:
         """One sweep."""
         assert targets is not None, "planned for a call with gradients"
@@ -64,26 +65,46 @@ class FusedElements:
 class FusedDistributions:
     """Class-wise penalties of the same one or two arrays."""
 
-    x: Any
-    y: Any
+    names: Sequence[str]
+    """Of these arrays."""
     leaves: Sequence[int | None]
-    """The index of x and of y among the leaves of the targets; None for one that no gradient is taken at."""
+    """The index of each array among the leaves of the targets; None where no gradient is taken at it."""
     parts: Sequence[distributions.Part]
+    masks: Sequence[str | None]
+    """The name of the mask of each part."""
+    labels: Sequence[str | None]
+    """The name of the targets of each part."""
 
     def evaluate(
-        self, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
+        self, inputs: CallInputs, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
     ) -> tuple[list[Evaluation], Combined | None]:
         """Two or three sweeps."""
+        x, *others = [inputs.find("a kernel", name) for name in self.names]
+        y = others[0] if others else None
+        parts = self._bound(inputs)
         if targets is None:
-            return [Evaluation(value) for value in distributions.values(self.x, self.y, self.parts)], None
+            return [Evaluation(value) for value in distributions.values(x, y, parts)], None
         at = [leaf is not None for leaf in self.leaves]
-        swept = distributions.value_and_gradients(self.x, self.y, self.parts, coefficients, at)
+        swept = distributions.value_and_gradients(x, y, parts, coefficients, at)
         leaves = [leaf for leaf in self.leaves if leaf is not None]
         names = [targets.names[leaf] for leaf in leaves]
         evaluations = [
             _measured(value, norms, names, targets) for value, norms in zip(swept.values, swept.norms, strict=True)
         ]
         return evaluations, _combined(swept, leaves, targets)
+
+    def _bound(self, inputs: CallInputs) -> Sequence[distributions.Part]:
+        """The parts with the masks and targets of this call."""
+        if not any(self.masks) and not any(self.labels):
+            return self.parts
+
+        def found(name: str | None) -> Any:
+            return None if name is None else inputs.find("a kernel", name)
+
+        return [
+            part._replace(mask=found(mask), labels=found(labels))
+            for part, mask, labels in zip(self.parts, self.masks, self.labels, strict=True)
+        ]
 
 
 def _measured(value: Any, norms: Sequence[Any], names: Sequence[str], targets: Targets) -> Evaluation:

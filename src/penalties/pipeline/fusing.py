@@ -32,9 +32,18 @@ class _Read(NamedTuple):
 
     names: list[str]
     """Of its distributions."""
-    mask: Any
-    labels: tuple[str | None, Any]
-    """Its targets, with their name."""
+    mask: str | None
+    labels: str | None
+    """Of its targets."""
+
+
+class _Member(NamedTuple):
+    """A class-wise penalty of a group."""
+
+    position: int
+    part: distributions.Part
+    mask: str | None
+    labels: str | None
 
 
 class Found(NamedTuple):
@@ -69,7 +78,7 @@ class Fusing:
         self.inputs = inputs
         self.targets = targets
         self._elements: dict[tuple[int, ...], list[tuple[int, elementwise.Part]]] = {}
-        self._classes: dict[_Pair, list[tuple[int, distributions.Part]]] = {}
+        self._classes: dict[_Pair, list[_Member]] = {}
         self._chunked: set[int] = set()
         """The indices of class-wise penalties that would be computed in chunks."""
         self._arrays: dict[str, tuple[Any, int | None]] = {}
@@ -133,19 +142,21 @@ class Fusing:
             return "no gradient is taken at its inputs"
         if term.chunk is not None:
             self._chunked.add(index)
-        part = distributions.Part(form, x != read.names[0], term.reduction == "mean", read.mask, read.labels[1])
-        self._classes.setdefault(_Pair(x, y, form.temperature, form.logits, read.labels[0]), []).append((index, part))
+        part = distributions.Part(form, x != read.names[0], term.reduction == "mean")
+        pair = _Pair(x, y, form.temperature, form.logits, read.labels)
+        self._classes.setdefault(pair, []).append(_Member(index, part, read.mask, read.labels))
         return None
 
     def _reading(self, reader: Reader) -> "_Read | str":
         """What penalties with these inputs read, or why no kernel reads it."""
         arrays = list(reader.distributions.values())
         masks = [reader.mask] if "mask" in reader.others else []
-        labels = reader.others.get("targets", (None, None))
+        mask, _ = reader.others.get("mask", (None, None))
+        labels, classes = reader.others.get("targets", (None, None))
         for _, array in arrays:
             if (reason := kernels.unavailable(array) or kernels.triton_unavailable(array)) is not None:
                 return reason
-        if (reason := distributions.unsupported(arrays[0][1], arrays[-1][1], masks, labels[1])) is not None:
+        if (reason := distributions.unsupported(arrays[0][1], arrays[-1][1], masks, classes)) is not None:
             return reason
         names = [name for name, _ in arrays]
         if len(set(names)) < len(names):
@@ -158,7 +169,7 @@ class Fusing:
             if leaf is None and targets is not None and array.requires_grad:
                 return f"{name} requires a gradient that this call does not take"
             self._arrays[name] = array, leaf
-        return _Read(names, masks[0] if masks else None, labels)
+        return _Read(names, mask, labels)
 
     def _turns(self, p: str, q: str, form: Classwise) -> bool:
         """Whether q is to be the group's first array: the one that has a gradient, or as in a group that there is."""
@@ -179,16 +190,15 @@ class Fusing:
             yield Found([index for index, _ in members], reason, FusedElements(leaves, [part for _, part in members]))
         for pair, members in self._joined().items():
             names = [name for name in (pair.x, pair.y) if name is not None]
-            arrays = [self._arrays[name] for name in names]
-            instead = ", in place of chunk=" if any(index in self._chunked for index, _ in members) else ""
+            instead = ", in place of chunk=" if any(one.position in self._chunked for one in members) else ""
             reason = f"one pass over {' and '.join(names)} by a kernel for distributions{instead}"
-            x, y = arrays[0][0], arrays[1][0] if len(arrays) == 2 else None
-            leaves = [arrays[0][1], arrays[1][1] if len(arrays) == 2 else None]
-            members = sorted(members, key=lambda member: member[0])
-            fused = FusedDistributions(x, y, leaves, [part for _, part in members])
-            yield Found([index for index, _ in members], reason, fused)
+            leaves = [self._arrays[name][1] for name in names]
+            # Without sorting whole members, which torch.compile cannot trace.
+            members = sorted(members, key=lambda member: member.position)
+            indices, parts, masks, labels = map(list, zip(*members, strict=True))
+            yield Found(indices, reason, FusedDistributions(names, leaves, parts, masks, labels))
 
-    def _joined(self) -> dict[_Pair, list[tuple[int, distributions.Part]]]:
+    def _joined(self) -> dict[_Pair, list[_Member]]:
         """The groups of class-wise penalties; those of one array join one of a pair that it is the first of.
 
         So do those with targets, unless the group has others.

@@ -82,7 +82,7 @@ def lazily(
             name for one in readers for name, x in one.distributions.values() if isinstance(x, Logits)
         )
         reason = f"a block of rows of {' and '.join(names)} at a time{_instead([one.term for one in readers])}"
-        found.append(Lazily([index for index, _ in members], reason, LazyGroup(readers)))
+        found.append(Lazily([index for index, _ in members], reason, LazyGroup([one.term for one in readers])))
     return found, reasons
 
 
@@ -167,12 +167,24 @@ def _leaf(targets: Targets, name: str, part: str, array: Any) -> int | None:
 class LazyGroup:
     """Penalties over rows of the same shape, of which at least one input is `Logits`."""
 
+    terms: Sequence[Term]
+
+    def evaluate(
+        self, inputs: CallInputs, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
+    ) -> tuple[list[Evaluation], Combined | None]:
+        """One pass over the rows: logits, values, gradient, and the products for hidden states and weight."""
+        return _Blocks([reader_of(term, inputs) for term in self.terms]).evaluate(targets, coefficients)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Such penalties with the inputs of a call."""
+
     readers: Sequence[Reader]
 
     def evaluate(
-        self, targets: Targets | None, coefficients: Sequence[float], *, accumulate: bool
+        self, targets: Targets | None, coefficients: Sequence[float]
     ) -> tuple[list[Evaluation], Combined | None]:
-        """One pass over the rows: logits, values, gradient, and the products for hidden states and weight."""
         import torch
 
         given = {name: x for reader in self.readers for name, x in reader.distributions.values()}

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeAlias, cast
 from ..errors import OptionError, unknown_term
 from .call import check_wrt, inputs_of, plan_call, run_call
 from .output import BASE, LossOutput
-from .plan import Plan
+from .plan import Plan, Plans
 from .runner import run_inline
 from .state import Wrapper
 from .table import Table
@@ -44,6 +44,7 @@ class Pipeline:
         "names",
         "origin",
         "paths",
+        "plans",
         "reads",
         "terms",
         "unmapped",
@@ -64,6 +65,8 @@ class Pipeline:
     """The inputs that the terms read, each with what its path leads through: `heads.policy` and `heads`."""
     paths: tuple[str, ...]
     """Those of them that are paths into others."""
+    plans: Plans
+    """Which terms are evaluated together, for the kinds of inputs that it has been called with."""
     origin: "_Origin"
     """The same for a pipeline and what was made of it by other weights, options or switches."""
 
@@ -100,6 +103,7 @@ class Pipeline:
         parts = [path.split(".") for path in read]
         put(self, "reads", frozenset(".".join(path[: i + 1]) for path in parts for i in range(len(path))))
         put(self, "origin", origin)
+        put(self, "plans", Plans())
 
     def __setattr__(self, attribute: str, value: object) -> None:
         """Raise: edits return a new pipeline."""

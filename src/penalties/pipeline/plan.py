@@ -1,10 +1,12 @@
 """Which terms of a call are evaluated together, and why."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from .. import kernels
 from ..arrays import is_array
+from ..backends import owner
 from .fused import FusedGroup
 from .fusing import Found, Fusing, nothing_to_fuse
 from .inputs import CallInputs
@@ -15,7 +17,10 @@ from .targets import Targets
 from .term import Term, Weight
 from .together import Together, together
 
-__all__ = ["Group", "Job", "Plan", "plan_of"]
+__all__ = ["Group", "Job", "Plan", "Plans", "plan_of"]
+
+_MOST_KINDS: Final = 64
+"""Of inputs, that a pipeline keeps plans for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,69 @@ class Plan:
         return Table(count, ["terms", "why"], lines).text()
 
 
+class Plans:
+    """The plans of a pipeline by the kind of inputs: a training loop plans its first step, and the others follow."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._made: dict[Hashable, Sequence[_Planned]] = {}
+
+    def of(self, jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, hold: bool) -> Plan:
+        """As `plan_of`; made once for all calls that agree in what a plan depends on."""
+        kind = _kind(jobs, inputs, targets, hold)
+        if kind is None:
+            return plan_of(jobs, inputs, targets, hold=hold)
+        groups = self._made.get(kind)
+        if groups is None:
+            if len(self._made) >= _MOST_KINDS:
+                # Shapes that do not come back, as of batches of any length.
+                self._made.clear()
+            groups = self._made[kind] = _planned(jobs, inputs, targets, hold)
+        return _with_jobs(groups, jobs)
+
+
 def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *, hold: bool) -> Plan:
     """The groups of these jobs: terms of one kernel, of one log_softmax, or of one graph; others by themselves.
 
     `hold` says that the gradient of each term is needed by itself, which a kernel does not write.
     """
+    return _with_jobs(_planned(jobs, inputs, targets, hold), jobs)
+
+
+class _Planned(NamedTuple):
+    """A group without the jobs of a call, and so without its arrays."""
+
+    indices: Sequence[int]
+    reason: str
+    fused: FusedGroup | None = None
+
+
+def _with_jobs(groups: Sequence[_Planned], jobs: Sequence[Job]) -> Plan:
+    return Plan(tuple([Group(tuple([jobs[index] for index in one.indices]), one.reason, one.fused) for one in groups]))
+
+
+def _kind(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, hold: bool) -> Hashable | None:
+    """All that a plan depends on; None where an input is a nest, or a compiler or a transform traces the call."""
+    if inputs.transformed:
+        return None
+    named = inputs.named
+    kinds: list[Hashable] = []
+    for given in named.values():
+        ops = owner(given)
+        if ops is None:
+            return None
+        kinds.append(ops.kind(given))
+    for job in jobs:
+        if not (inputs.alone or all([name in named for name in job.term.inputs.values()])):  # noqa: C419
+            return None
+        kinds += (job.term.name, isinstance(job.weight, int | float), job.due is True)
+    wrt = None if targets is None else tuple(targets.nests)
+    return (inputs.alone, hold, wrt, *named, *kinds, kernels.circumstances(inputs.like))
+
+
+def _planned(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, hold: bool) -> list[_Planned]:
     reason = "its gradient is held for cosines, or kept" if hold else nothing_to_fuse(inputs, targets)
     reasons: list[str | None] = [reason] * len(jobs)
     found: list[Found | Shared | Lazily | Together] = []
@@ -102,11 +165,12 @@ def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *,
     found += together(rest, inputs, targets)
     first = {one.indices[0]: one for one in found}
     taken = {index for one in found for index in one.indices}
-    groups: list[Group] = []
+    groups: list[_Planned] = []
     for index, (job, reason) in enumerate(zip(jobs, reasons, strict=True)):
         if index in first:
             one = first[index]
-            groups.append(Group(tuple(jobs[each] for each in one.indices), one.reason, one.fused))
+            groups.append(_Planned(one.indices, one.reason, one.fused))
         elif index not in taken:
-            groups.append(Group((job,), f"by itself: {'a graph of torch.compile' if job.term.compile else reason}"))
-    return Plan(tuple(groups))
+            why = "a graph of torch.compile" if job.term.compile else reason
+            groups.append(_Planned((index,), f"by itself: {why}"))
+    return groups

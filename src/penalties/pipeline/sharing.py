@@ -109,7 +109,7 @@ def shared(
     for keys, members in groups:
         if len(members) > 1:
             names = " and ".join(sorted({key.name for key in keys}))
-            fused = SharedSoftmax([reader for _, reader in members], hold)
+            fused = SharedSoftmax([reader.term for _, reader in members], hold)
             yield Shared([index for index, _ in members], f"one log_softmax of {names} for all of them", fused)
 
 
@@ -152,26 +152,27 @@ def _requires_gradient(array: Any) -> bool:
 class SharedSoftmax:
     """Penalties whose log_softmax is taken once."""
 
-    readers: Sequence[Reader]
+    terms: Sequence[Term]
     hold: bool
     """Whether each evaluation keeps its gradient."""
 
     def evaluate(
-        self, targets: Targets | None, coefficients: Sequence[Any], *, accumulate: bool
+        self, inputs: CallInputs, targets: Targets | None, coefficients: Sequence[Any], *, accumulate: bool
     ) -> tuple[list[Evaluation], Combined | None]:
         """Each penalty at the log-probabilities; its gradient there is pulled back to the logits."""
+        readers = [reader_of(term, inputs) for term in self.terms]
         found: dict[Softmax, _Found] = {}
-        for reader in self.readers:
+        for reader in readers:
             for parameter, key in reader.softmaxes.items():
                 if key not in found:
                     name, array = reader.distributions[parameter]
                     leaf = None if targets is None else targets.leaf_of(name, array)
                     found[key] = _log_softmax(reader, array, key.temperature, leaf)
         if targets is None:
-            return [Evaluation(_at(reader, found, {})) for reader in self.readers], None
+            return [Evaluation(_at(reader, found, {})) for reader in readers], None
         sums = Sums(targets.ops, len(targets.leaves))
         evaluations: list[Evaluation] = []
-        for reader, coefficient in zip(self.readers, coefficients, strict=True):
+        for reader, coefficient in zip(readers, coefficients, strict=True):
             evaluation, leaves = _differentiated(reader, found, targets)
             if not self.hold and evaluation.gradient is not None:
                 sums.add(leaves, coefficient)

@@ -3,7 +3,7 @@
 import builtins
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FIRST_ORDER, BackendError, GradientError
@@ -24,6 +24,7 @@ __all__ = [
     "device",
     "differentiable",
     "gram",
+    "kind",
     "map_rows",
     "norm",
     "pullback",
@@ -41,6 +42,10 @@ __all__ = [
 def device(x: "Array") -> Any:
     # JAX itself raises for arrays on different devices.
     return None
+
+
+def kind(x: "Array") -> Hashable:
+    return type(x), x.dtype, x.shape
 
 
 def zero(like: "Array") -> "Array":

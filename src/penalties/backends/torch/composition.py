@@ -2,7 +2,7 @@
 
 import builtins
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FIRST_ORDER, GradientError
@@ -22,6 +22,7 @@ __all__ = [
     "detached",
     "device",
     "differentiable",
+    "kind",
     "map_rows",
     "pullback",
     "read",
@@ -37,6 +38,10 @@ __all__ = [
 
 def device(x: "Tensor") -> Any:
     return x.device
+
+
+def kind(x: "Tensor") -> Hashable:
+    return type(x), x.dtype, x.shape, x.device, x.requires_grad, x.layout
 
 
 def zero(like: "Tensor") -> "Tensor":

@@ -18,6 +18,9 @@ _ROW: Final = 512
 _SMALL: Final = 2**16
 """Up to here a copy costs less than further operations; beyond, arrays are large, and memory counts."""
 
+_PIECE: Final = 2**25
+"""Elements of which there may be a copy on a GPU, which adds up so many in float32 to all its digits."""
+
 
 def norm(gradients: Sequence["Tensor"]) -> "Tensor":
     import torch
@@ -31,6 +34,8 @@ def _length(x: "Tensor") -> "Tensor":
     import torch
 
     linalg: Any = torch.linalg  # untyped in torch
+    if x.is_cuda and x.numel() > _SMALL and x.is_floating_point() and not (is_sharded(x) or tracing(x)):
+        return _length_of_many(x.reshape(-1))
     x = upcast("norm", x)
     if is_sharded(x):
         return whole(x.double().square().sum()).sqrt().to(x.dtype)
@@ -49,6 +54,20 @@ def _length(x: "Tensor") -> "Tensor":
         return largest
     flat = flat / largest
     return largest * dot(flat, flat).sqrt()
+
+
+def _length_of_many(x: "Tensor") -> "Tensor":
+    """The length of a flat tensor on a GPU, where a copy in float64 would take several times its memory."""
+    import torch
+
+    linalg: Any = torch.linalg
+    # Half precision is widened as it is read. The squares of float16 are in range.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scale = None if x.dtype is torch.float16 else _power_of_two([x])
+    untyped: Any = x  # split is untyped in torch
+    lengths = [linalg.vector_norm(_divided(piece, scale), dtype=wide) for piece in untyped.split(_PIECE)]
+    whole_length = linalg.vector_norm(torch.stack(lengths), dtype=torch.float64).to(wide)
+    return whole_length if scale is None else whole_length * scale.to(wide)
 
 
 def dot(x: "Tensor", y: "Tensor") -> "Tensor":

@@ -18,9 +18,9 @@ __all__ = ["gradient"]
 
 
 @triton.jit
-def _coefficient(ROWS, constant, kind, N, row, HAS_ROWS: constexpr):
+def _coefficient(ROWS, constant, kind, kind_stride, row, row_stride, HAS_ROWS: constexpr):
     if HAS_ROWS:
-        return constant + tl.load(ROWS + kind * N + row)
+        return constant + tl.load(ROWS + kind * kind_stride + row * row_stride)
     return constant
 
 
@@ -32,7 +32,8 @@ def _product(coefficient, value):
 
 @triton.jit
 def _differentiating(
-    X, Y, LABELS, FLAGS, VALUES, SAVED, ROWS, G, NORMS, N, V, x_stride, y_stride, scale, slope, PER, c0, c1, c2, c3, c4,
+    X, Y, LABELS, FLAGS, VALUES, SAVED, ROWS, G, NORMS, N, V, x_stride, y_stride, kind_stride, row_stride, scale, slope,
+    PER, c0, c1, c2, c3, c4,
     ENTROPY: constexpr, KL: constexpr, REVERSE: constexpr, SYMMETRIC: constexpr, JS: constexpr, LABEL: constexpr,
     HAS_Y: constexpr, HAS_FLAGS: constexpr, HAS_ROWS: constexpr, HAS_NORMS: constexpr, LOGITS: constexpr,
     T: constexpr, W: constexpr, NVIDIA: constexpr,
@@ -40,15 +41,16 @@ def _differentiating(
     """The gradient of a piece of a row, and the squared norms of its parts."""
     row = tl.program_id(0)
     N = tl.cast(N, tl.int64)
+    kind_stride = tl.cast(kind_stride, tl.int64)
     x_start, shift, first, last = tiles_of(row, x_stride, V, PER, T, W)
     y_start = tl.multiple_of(row.to(tl.int64) * y_stride - shift, W)
     # The gradient is contiguous, as x is where W is above 1.
     g_start = tl.multiple_of(row.to(tl.int64) * V - shift, W)
-    c_entropy = _coefficient(ROWS, c0, 0, N, row, HAS_ROWS)
-    c_kl = _coefficient(ROWS, c1, 1, N, row, HAS_ROWS)
-    c_reverse = _coefficient(ROWS, c2, 2, N, row, HAS_ROWS)
-    c_js = _coefficient(ROWS, c3, 3, N, row, HAS_ROWS)
-    c_label = _coefficient(ROWS, c4, 4, N, row, HAS_ROWS)
+    c_entropy = _coefficient(ROWS, c0, 0, kind_stride, row, row_stride, HAS_ROWS)
+    c_kl = _coefficient(ROWS, c1, 1, kind_stride, row, row_stride, HAS_ROWS)
+    c_reverse = _coefficient(ROWS, c2, 2, kind_stride, row, row_stride, HAS_ROWS)
+    c_js = _coefficient(ROWS, c3, 3, kind_stride, row, row_stride, HAS_ROWS)
+    c_label = _coefficient(ROWS, c4, 4, kind_stride, row, row_stride, HAS_ROWS)
     used = True
     with_y = True
     if HAS_FLAGS:
@@ -165,12 +167,14 @@ def gradient(
 ) -> "Tensor":  # fmt: skip
     """The gradient at x of the sums of all rows, each times its coefficient.
 
-    The coefficient of a sum is a constant, plus a number for each row where `coefficients`, `(SUMS, rows)`, is given.
+    The coefficient of a sum is a constant, plus a number for each row where `coefficients`, `(SUMS, rows)`, are given,
+    or one for all rows, `(SUMS, 1)`.
     `flags` are 0 for a row that does not count, 1 for one of which y does not, else 2; None is 2 for all of them.
     With `norms` the squared norms of each row, without coefficients but for the last, go to `found.squares`.
     """
     launch = Launch(x, y, temperature)
     count, splits = launch.rows, launch.splits
+    strides = (0, 0) if coefficients is None else coefficients.expand(-1, count).stride()
     # With norms it is kept for a backward, before which a loss may be scaled: float16 would lose what is small.
     dtype = torch.float32 if norms and x.dtype == torch.float16 else x.dtype
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -180,8 +184,8 @@ def gradient(
         with on(x):
             _differentiating[(count, splits)](
                 launch.x, launch.y, labels, flags, found.sums, found.saved, coefficients, out, squares, count,
-                launch.columns, launch.x.stride(0), launch.y.stride(0), launch.scale, 1 / temperature, launch.per,
-                *constants,
+                launch.columns, launch.x.stride(0), launch.y.stride(0), *strides, launch.scale, 1 / temperature,
+                launch.per, *constants,
                 ENTROPY=entropy, KL=kl, REVERSE=reverse, SYMMETRIC=kl and reverse, JS=js, LABEL=label,
                 HAS_FLAGS=flags is not None, HAS_ROWS=coefficients is not None, HAS_NORMS=norms, LOGITS=logits,
                 **launch.constants,

@@ -1,4 +1,4 @@
-"""The sums of rows as an operation that PyTorch differentiates, and compiles."""
+"""The sums of rows, and what they add up to, as operations that PyTorch differentiates, and compiles."""
 
 # pyright: basic
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import FIRST_ORDER, GradientError
+from ..products import products
 from .gradients import gradient
 from .rows import SAVED, SUMS, Rows, turned, turned_sums
 from .statistics import statistics
@@ -14,7 +15,7 @@ from .statistics import statistics
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["row_sums"]
+__all__ = ["row_sums", "totals"]
 
 
 def row_sums(
@@ -25,6 +26,14 @@ def row_sums(
     if torch.compiler.is_compiling():
         return _forward(x, y, labels, shown, sums, temperature, logits)[:SUMS]
     return _RowSums.apply(x, y, labels, shown, sums, temperature, logits)
+
+
+def totals(
+    x: "Tensor", y: "Tensor | None", labels: "Tensor | None", sums: list[bool], temperature: float, logits: bool,
+    factors: tuple[tuple[float, ...], ...],
+) -> "Tensor":  # fmt: skip
+    """For each row of factors, what the sums of all rows times these add up to, on the graph of x and y."""
+    return _Totals.apply(x, y, labels, sums, temperature, logits, factors)
 
 
 class _RowSums(torch.autograd.Function):
@@ -40,15 +49,7 @@ class _RowSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        x, y, labels, numbers = ctx.saved_tensors
-        needed = list(ctx.needs_input_grad[:2])
-        found = _gradients(x, y, labels, numbers, upstream[0].contiguous(), *ctx.setting, needed)
-        if torch.is_grad_enabled():
-            found = [_Once.apply(one, x, y) if one.numel() else one for one in found]
-        return (
-            *(one if need else None for one, need in zip(found, needed, strict=True)),
-            *[None] * 5,
-        )
+        return *_once_differentiable(ctx, upstream[0].contiguous(), ctx.setting, even=False), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -56,6 +57,37 @@ class _RowSums(torch.autograd.Function):
             "forward-mode derivatives are unavailable: a kernel computed this value; PENALTIES_KERNELS=off turns "
             "kernels off"
         )
+
+
+class _Totals(torch.autograd.Function):
+    """Where all rows count alike: one node in the graph, and one coefficient for each sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, y: torch.Tensor | None, labels: Any, sums: Any, temperature: Any, logits: Any,
+        factors: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        rows = statistics(x, y, labels, None, sums, temperature, logits)
+        ctx.save_for_backward(x, y, labels, rows.numbers)
+        ctx.setting = sums, temperature, logits
+        ctx.factors = factors
+        return products(rows.sums.sum(1), factors)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        coefficients = products(upstream[0], tuple(zip(*ctx.factors, strict=True)))
+        return *_once_differentiable(ctx, coefficients[:, None], ctx.setting, even=True), *[None] * 5
+
+    jvp = _RowSums.jvp
+
+
+def _once_differentiable(ctx: Any, upstream: torch.Tensor, setting: Any, *, even: bool) -> list[torch.Tensor | None]:
+    x, y, labels, numbers = ctx.saved_tensors
+    needed = list(ctx.needs_input_grad[:2])
+    found = _gradients(x, y, labels, numbers, upstream, *setting, needed, even=even)
+    if torch.is_grad_enabled():
+        found = [_Once.apply(one, x, y) if one.numel() else one for one in found]
+    return [one if need else None for one, need in zip(found, needed, strict=True)]
 
 
 class _Once(torch.autograd.Function):
@@ -72,22 +104,30 @@ class _Once(torch.autograd.Function):
 
 def _gradients(
     x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
-    upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool],
+    upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool], *,
+    even: bool = False,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients at x and at y; an empty tensor where none is needed."""
+    """The gradients at x and at y; an empty tensor where none is needed.
+
+    `upstream` has a column for each row, or where all are `even` one for all of them.
+    """
     nothing = [0.0] * SUMS
     setting = temperature, logits, False
     rows = Rows.of(numbers)
     found = [x.new_empty(0), x.new_empty(0)]
-    # What counts nowhere is not read: padding, and whatever is there.
-    counts = upstream != 0
-    with_y = counts[1:4].any(0)
+    flags: Any = None
+    if not even:
+        # What counts nowhere is not read: padding, and whatever is there.
+        counts = upstream != 0
+        with_y = counts[1:4].any(0)
     if needed[0]:
-        flags = counts.any(0).to(torch.int8) + with_y
+        if not even:
+            flags = counts.any(0).to(torch.int8) + with_y
         found[0] = gradient(x, y, labels, flags, rows, nothing, upstream, sums, *setting)
     if needed[1] and y is not None:
         coefficients = torch.stack(turned_sums(upstream.unbind(), torch.zeros_like(upstream[0])))
-        flags = 2 * with_y.to(torch.int8)
+        if not even:
+            flags = 2 * with_y.to(torch.int8)
         found[1] = gradient(y, x, None, flags, turned(rows), nothing, coefficients, turned_sums(sums, False), *setting)
     return found
 
