@@ -34,13 +34,18 @@ class _RowSums(torch.autograd.Function):
         logits: Any,
     ) -> torch.Tensor:  # fmt: skip
         rows = statistics(x, y, labels, shown, sums, temperature, logits)
-        ctx.save_for_backward(x, y, labels, rows.numbers)
+        given = x, y, labels
+        # A teacher's logits may come from inference mode, whose tensors autograd does not save.
+        ctx.kept = [one if one is not None and one.is_inference() else None for one in given]
+        kept = zip(given, ctx.kept, strict=True)
+        ctx.save_for_backward(*(one if other is None else None for one, other in kept), rows.numbers)
         ctx.setting = sums, temperature, logits
         return rows.sums.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        x, y, labels, numbers = ctx.saved_tensors
+        *saved, numbers = ctx.saved_tensors
+        x, y, labels = (other if one is None else one for one, other in zip(saved, ctx.kept, strict=True))
         needed = list(ctx.needs_input_grad[:2])
         found = _gradients(x, y, labels, numbers, upstream[0].contiguous(), *ctx.setting, needed)
         if torch.is_grad_enabled():
