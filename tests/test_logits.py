@@ -116,6 +116,13 @@ class TestDirectly:
         for found, right in zip(value(True), value(False), strict=True):
             close(autodiff.numpy(found), autodiff.numpy(right))
 
+    def test_one_position_without_an_axis(self, library: Any) -> None:
+        logits = Logits(*(library.array(x) for x in arrays((4,), (7, 4))))
+        for reduction in ("mean", "none"):
+            found = pn.entropy(logits, logits=True, reduction=reduction)
+            assert found.shape == ()
+            close(library.numpy(found), library.numpy(pn.entropy(logits.materialize(), logits=True)))
+
     def test_no_rows(self, library: Any) -> None:
         logits = Logits(library.array(np.zeros((0, 4))), library.array(np.ones((7, 4))))
         assert float(pn.entropy(logits, logits=True)) == 0.0

@@ -39,6 +39,16 @@ class TestBackward:
             alone = pn.Pipeline([term]).value_and_grad(student=student, teacher=teacher)
             torch.testing.assert_close(gradient * term.weight, alone.gradient["student"], rtol=1e-5, atol=1e-7)
 
+    def test_a_teacher_from_inference_mode(self) -> None:
+        with torch.inference_mode():
+            teacher, given = drawn(4, 20, seed=2), torch.tensor([1, 19, 0, 4], device=DEVICE)
+        student = drawn(4, 20, seed=1).requires_grad_()
+        labels = pn.Term(pn.cross_entropy, inputs=("student", "given"), options={"logits": True})
+        terms = pn.Pipeline([*pipeline("kl", "js", logits=True), labels])
+        found = torch.autograd.grad(terms(student=student, teacher=teacher, given=given).total, student)
+        inputs = {"student": student, "teacher": teacher.clone(), "given": given.clone()}
+        torch.testing.assert_close(found, torch.autograd.grad(terms(**inputs).total, student))
+
     def test_learned_weights(self) -> None:
         student, teacher = drawn(4, 20, seed=1), drawn(4, 20, seed=2)
         weight = torch.tensor(0.5, device=DEVICE, requires_grad=True)

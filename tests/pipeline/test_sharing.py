@@ -1,5 +1,6 @@
 """Penalties over the same logits share one log_softmax, and have the numbers of each by itself."""
 
+import functools
 from typing import Any
 
 import jax
@@ -176,6 +177,17 @@ def test_a_distribution_that_is_an_option_is_not_taken_for_logprobs() -> None:
     out = pn.Pipeline([fixed, PIPELINE["entropy"]])(**given)
     expected = pn.kl_divergence(teacher, given["student"], logits=True)
     torch.testing.assert_close(out["kl_divergence"].value, expected)
+
+
+def test_a_temperature_that_a_partial_fixes_counts_once(autodiff: Any) -> None:
+    given = inputs_of(autodiff)
+    fixed = pn.Term(functools.partial(pn.entropy, temperature=2.0), name="fixed", inputs="student")
+    own = pn.Term(pn.entropy, name="own", inputs="student", options={"temperature": 2.0})
+    pipeline = pn.Pipeline([fixed, own])
+    assert groups(pipeline.plan(**given, wrt="student")) == [["fixed", "own"]]
+    out = pipeline.value_and_grad(**given, wrt="student")
+    close(autodiff.numpy(out["fixed"].value), autodiff.numpy(out["own"].value))
+    close(autodiff.numpy(out["fixed"].grad_norm), autodiff.numpy(out["own"].grad_norm))
 
 
 def test_a_row_whose_target_does_not_count_reaches_nothing() -> None:

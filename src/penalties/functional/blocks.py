@@ -125,4 +125,4 @@ def rows_of(ops: Backend, leading: tuple[int, ...], given: Mapping[str, Any], fn
     pieces = list(cut.values())
     size = min(block_rows(ops, x) for x in lazy)
     found = ops.map_rows(values, pieces, size) if count else values(*pieces)
-    return found.reshape(*leading, *found.shape[1:])
+    return found.reshape((*leading, *found.shape[1:]))

@@ -57,10 +57,7 @@ class Head:
         self.logits: Logits = Logits(hidden, weight, bias, logits.softcap)
         self.found: dict[str, Any] = {}
         for part in wanted:
-            array = hidden if part == "hidden" else getattr(logits, part)
-            wide = torch.promote_types(array.dtype, torch.float32)
-            # The weight and the bias are added up over the blocks, in float32 at least.
-            self.found[part] = _blank(array, array) if part == "hidden" else torch.zeros_like(array, dtype=wide)
+            self.found[part] = _blank(hidden, hidden) if part == "hidden" else None
         self._capped: Any = None
 
     def block(self, rows: slice) -> "Tensor":
@@ -87,28 +84,41 @@ class Head:
             product = slope @ weight
             self.found["hidden"][rows] = product if scale is None else product.float() * scale
         if "weight" in self.found:
-            total = self.found["weight"]
-            if total.dtype == slope.dtype:
-                total.addmm_(slope.T, hidden)
-            elif scale is None and total.is_cuda:
-                # The product is added in float32 as it is computed: no array of the layer's size comes between.
-                torch.addmm(total, slope.T, hidden, out_dtype=total.dtype, out=total)
-            elif scale is None:
-                # Widened as it is added: another array of the layer's size in float32 would be the largest of all.
-                total.add_(slope.T @ hidden)
-            else:
-                # In float32: sums over rows leave the range of float16, and a CPU adds up in the dtype of its operands.
-                total.addmm_(gradient.T.to(total.dtype), hidden.to(total.dtype))
+            self.found["weight"] = _added(self.found["weight"], slope, hidden, gradient if scale is not None else None)
         if "bias" in self.found:
-            self.found["bias"] += gradient.sum(0, dtype=self.found["bias"].dtype)
+            # In float32 at least, as the weight.
+            one = gradient.sum(0, dtype=torch.promote_types(gradient.dtype, torch.float32))
+            self.found["bias"] = one if self.found["bias"] is None else self.found["bias"] + one
 
     def gradients(self) -> "dict[str, Tensor]":
         """By part."""
         made: dict[str, Any] = {}
         for part, gradient in self.found.items():
             like = getattr(self.given, part)
-            made[part] = gradient.reshape(like.shape).to(_wide(like))
+            made[part] = _blank(like, like) if gradient is None else gradient.reshape(like.shape).to(_wide(like))
         return made
+
+
+def _added(total: "Tensor | None", slope: "Tensor", hidden: "Tensor", unscaled: "Tensor | None") -> "Tensor":
+    """The gradient of the weight with that of one more block, in float32 at least; of the first, None before it.
+
+    `unscaled` is the gradient at logits where `slope` had to be scaled to the range of float16.
+    """
+    import torch
+
+    wide = torch.promote_types(slope.dtype, torch.float32)
+    if unscaled is None and slope.is_cuda and wide != slope.dtype:
+        # Added in float32 as it is computed: no array of the layer's size comes between.
+        if total is None:
+            return torch.mm(slope.T, hidden, out_dtype=wide)
+        return torch.addmm(total, slope.T, hidden, out_dtype=wide, out=total)
+    if unscaled is not None:
+        # In float32: sums over rows leave the range of float16, and a CPU adds up in the dtype of its operands.
+        slope, hidden = unscaled.to(wide), hidden.to(wide)
+    if total is None:
+        return (slope.T @ hidden).to(wide)
+    # Widened as it is added: another array of the layer's size in float32 would be the largest of all.
+    return total.addmm_(slope.T, hidden) if slope.dtype == wide else total.add_(slope.T @ hidden)
 
 
 def _wide(like: "Tensor") -> Any:

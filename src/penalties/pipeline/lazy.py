@@ -13,6 +13,7 @@ from ..functional.blocks import block_rows, counted
 from ..functional.penalty import facts_of
 from ..functional.reduction import weighted_mean
 from ..kernels.heads import Head, Rows, head_of
+from ..kernels.lengths import length
 from .evaluation import Evaluation
 from .fused import Combined
 from .inputs import CallInputs
@@ -208,7 +209,7 @@ class _Blocks:
         if targets is not None:
             return [
                 self._measured(*pair, wanted, targets) for pair in zip(self.readers, values, strict=True)
-            ], Combined(spread)
+            ], Combined(spread, length([gradient for gradient in spread if gradient is not None]))
         if not leaves:
             return [Evaluation(value) for value in values], None
         ops = _ops(leaves[0])

@@ -146,7 +146,7 @@ def _planned(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, h
             [(index, job.term, job.weight, job.due) for index, job in enumerate(jobs)], inputs, targets, hold=hold
         )
         found += lazy
-    taken = {index for one in found for index in one.indices} | over_logits.keys()
+    taken = {*over_logits, *[index for one in found for index in one.indices]}
     if reason is None:
         fusing = Fusing(inputs, targets)
         reasons = [

@@ -51,10 +51,10 @@ class Reader(NamedTuple):
             parameter: Softmax(name, mask, self.term.softmax) for parameter, (name, _) in self.distributions.items()
         }
 
-    def value(self, logprobs: dict[str, Any], others: dict[str, Any], **options: Any) -> Any:
+    def value(self, logprobs: dict[str, Any], others: dict[str, Any]) -> Any:
         """Its value at log-probabilities, and at these others, by parameter."""
-        plain = {"logits": False, "temperature": 1.0}
-        keywords = {**self.term.keywords, **{key: plain[key] for key in plain if key in self.term.keywords}, **options}
+        # Whether the options of the term say so, or a partial that fixes them.
+        keywords = {**self.term.keywords, "logits": False, "temperature": 1.0}
         with _naming(self.term):
             return self.term.call(**logprobs, **others, **keywords)
 

@@ -273,6 +273,17 @@ def barred(value: "Tensor", inputs: Sequence["Tensor"], message: str) -> "Tensor
     return once.apply(message, value, *inputs)
 
 
+def _scaled(upstream: "Tensor", gradient: "Tensor", like: "Tensor") -> "Tensor":
+    """Their product in float32 at least: the scale of a loss in half precision is beyond what that can hold."""
+    import torch
+
+    if gradient.is_cuda and gradient.dtype == like.dtype and not (torch.is_grad_enabled() or tracing(gradient)):
+        # Widened as it is read, and rounded as it is written: no copy in float32.
+        factor = upstream.to(torch.promote_types(like.dtype, torch.float32)).reshape([1] * gradient.ndim)
+        return torch.mul(gradient, factor, out=torch.empty_like(gradient))
+    return (upstream * upcast("stitch", gradient)).to(like.dtype)
+
+
 _stitch: Any = None
 
 
@@ -310,8 +321,7 @@ def _stitch_functions() -> Any:
                     "since; change a copy (out.gradient.clone()), or wait until after the backward"
                 ) from error
             inputs, gradients = saved[: ctx.count], saved[ctx.count :]
-            # In float32 at least: the scale of a loss in half precision is beyond what that can hold.
-            returned = [(upstream * upcast("stitch", g)).to(x.dtype) for x, g in zip(inputs, gradients, strict=True)]
+            returned = [_scaled(upstream, g, x) for x, g in zip(inputs, gradients, strict=True)]
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 once: Any = Once
                 returned = [once.apply(FIRST_ORDER, g, *inputs) for g in returned]

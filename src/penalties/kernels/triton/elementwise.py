@@ -17,6 +17,7 @@ from triton.language import constexpr
 
 from ..elementwise import MOST_DELTAS
 from .devices import on
+from .lengths import squares_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,16 +43,6 @@ def _bent(x, delta):
     else:
         s = tl.minimum(tl.maximum(x / delta, -1.0, tl.PropagateNan.ALL), 1.0, tl.PropagateNan.ALL)
     return s
-
-
-@triton.jit
-def _squares(x):
-    """The sum of x², by way of a power of two near the largest, so that no square leaves the range of float32."""
-    exponent = tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True) & 0x7F800000
-    usual = (exponent > 0) & (exponent < 0x7F000000)
-    scale = tl.where(usual, (0x7F000000 - exponent).to(tl.float32, bitcast=True), 1.0)
-    inverse = 1.0 / scale.to(tl.float64)
-    return tl.sum((x * scale) * (x * scale), axis=0).to(tl.float64) * inverse * inverse
 
 
 @triton.jit
@@ -97,10 +88,10 @@ def _sweeping(
     wide = sums.to(tl.float64)
     squares = tl.sum(tl.where(columns == 0, sums, 0.0), axis=0)
     if not ((squares > 1e-23) & (squares < 1e38)):
-        wide = tl.where(columns == 0, _squares(x), wide)
+        wide = tl.where(columns == 0, squares_of(x), wide)
     squares = tl.sum(tl.where(columns == 3, sums, 0.0), axis=0)
     if not ((squares > 1e-23) & (squares < 1e38)):
-        wide = tl.where(columns == 3, _squares(gradient), wide)
+        wide = tl.where(columns == 3, squares_of(gradient), wide)
     tl.store(SUMS + block * COUNT + columns, wide)
     G = _pointer(GS, which, TO, W)
     if whole:

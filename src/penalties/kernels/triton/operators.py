@@ -43,13 +43,13 @@ class _RowSums(torch.autograd.Function):
         logits: Any,
     ) -> torch.Tensor:  # fmt: skip
         rows = statistics(x, y, labels, shown, sums, temperature, logits)
-        ctx.save_for_backward(x, y, labels, rows.numbers)
+        _save(ctx, x, y, labels, rows.numbers)
         ctx.setting = sums, temperature, logits
         return rows.sums.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        return *_once_differentiable(ctx, upstream[0].contiguous(), ctx.setting, even=False), *[None] * 5
+        return *_differentiated(ctx, upstream[0].contiguous(), even=False), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -68,7 +68,7 @@ class _Totals(torch.autograd.Function):
         factors: Any,
     ) -> torch.Tensor:  # fmt: skip
         rows = statistics(x, y, labels, None, sums, temperature, logits)
-        ctx.save_for_backward(x, y, labels, rows.numbers)
+        _save(ctx, x, y, labels, rows.numbers)
         ctx.setting = sums, temperature, logits
         ctx.factors = factors
         return products(rows.sums.sum(1), factors)
@@ -76,15 +76,24 @@ class _Totals(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
         coefficients = products(upstream[0], tuple(zip(*ctx.factors, strict=True)))
-        return *_once_differentiable(ctx, coefficients[:, None], ctx.setting, even=True), *[None] * 5
+        return *_differentiated(ctx, coefficients[:, None], even=True), *[None] * 5
 
     jvp = _RowSums.jvp
 
 
-def _once_differentiable(ctx: Any, upstream: torch.Tensor, setting: Any, *, even: bool) -> list[torch.Tensor | None]:
-    x, y, labels, numbers = ctx.saved_tensors
+def _save(ctx: Any, x: torch.Tensor, y: torch.Tensor | None, labels: Any, numbers: torch.Tensor) -> None:
+    given = x, y, labels
+    # A teacher's logits may come from inference mode, whose tensors autograd does not save.
+    ctx.kept = [one if one is not None and one.is_inference() else None for one in given]
+    kept = zip(given, ctx.kept, strict=True)
+    ctx.save_for_backward(*(one if other is None else None for one, other in kept), numbers)
+
+
+def _differentiated(ctx: Any, upstream: torch.Tensor, *, even: bool) -> list[torch.Tensor | None]:
+    *saved, numbers = ctx.saved_tensors
+    x, y, labels = (other if one is None else one for one, other in zip(saved, ctx.kept, strict=True))
     needed = list(ctx.needs_input_grad[:2])
-    found = _gradients(x, y, labels, numbers, upstream, *setting, needed, even=even)
+    found = _gradients(x, y, labels, numbers, upstream, *ctx.setting, needed, even=even)
     if torch.is_grad_enabled():
         found = [_Once.apply(one, x, y) if one.numel() else one for one in found]
     return [one if need else None for one, need in zip(found, needed, strict=True)]
