@@ -1,5 +1,7 @@
 """Which terms are evaluated together, and that a kernel's numbers are those of the terms' own functions."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -138,3 +140,65 @@ class TestReasons:
     def test_without_gradients_it_is_that_of_a_plain_call(self) -> None:
         (reason,) = reasons(pn.Pipeline(["l1"]).plan(torch.ones(3))).values()
         assert "no gradients" in reason
+
+
+class TestReuse:
+    """A plan is made once for inputs of one kind; whatever else changes, the numbers are those of a new pipeline."""
+
+    TERMS = (
+        pn.Term(pn.kl_divergence, weight=0.3, inputs=("student", "teacher"), options={"logits": True}),
+        pn.Term(pn.entropy, weight=0.2, inputs="student", options={"logits": True}),
+        pn.Term(pn.l2, weight=0.1, inputs="student"),
+        pn.Term(pn.l1, weight=0.1, inputs="teacher", every=2),
+    )
+
+    def inputs(self, seed: int, **changes: Any) -> dict[str, Any]:
+        student, teacher = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(seed)).to(DEVICE).unbind()
+        return {"student": student.requires_grad_(), "teacher": teacher, "step": 0, **changes}
+
+    def test_calls_of_every_kind_in_turn(self) -> None:
+        pipeline = pn.Pipeline(self.TERMS)
+        weight = torch.tensor(0.7, device=DEVICE)
+        changes: list[dict[str, Any]] = [
+            {},
+            {"step": 1},
+            {"weights": {"entropy": weight}},
+            {"weights": {"entropy": 0.0}},
+            {"teacher": torch.zeros(3, 5, device=DEVICE, requires_grad=True)},
+            {"wrt": ("student", "teacher")},
+            {"wrt": "teacher"},
+            {"cosines": True, "wrt": ("student", "teacher")},
+            {
+                "student": torch.ones(2, 5, device=DEVICE, requires_grad=True),
+                "teacher": torch.zeros(2, 5, device=DEVICE),
+            },
+        ]
+        for seed, change in enumerate([*changes, *changes]):
+            given = self.inputs(seed, **change)
+            found, new = pipeline.value_and_grad(**given), pn.Pipeline(self.TERMS).value_and_grad(**given)
+            assert found == new
+            plain = {key: x for key, x in given.items() if key not in ("wrt", "cosines")}
+            assert pipeline(**plain) == pn.Pipeline(self.TERMS)(**plain)
+
+    def test_switched_off_in_between(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = large(torch.float32)
+        pipeline = pn.Pipeline(NORMS.terms)
+        first = pipeline.value_and_grad(x, wrt="input")
+        monkeypatch.setenv("PENALTIES_KERNELS", "off")
+        assert len({term.duration for term in pipeline.value_and_grad(x, wrt="input")}) > 1
+        monkeypatch.delenv("PENALTIES_KERNELS")
+        assert pipeline.value_and_grad(x, wrt="input") == first
+
+    def test_keeps_no_inputs(self) -> None:
+        pipeline = pn.Pipeline(self.TERMS)
+        given = self.inputs(0)
+        seen = [weakref.ref(given[name]) for name in ("student", "teacher")]
+        pipeline.value_and_grad(**given)
+        del given
+        gc.collect()
+        assert [one() for one in seen] == [None, None]
+
+    def test_shapes_that_do_not_come_back(self) -> None:
+        pipeline = pn.Pipeline([pn.Term(pn.l2)])
+        for size in range(1, 200):
+            assert float(pipeline(torch.ones(size, device=DEVICE)).total) == size
