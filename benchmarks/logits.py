@@ -1,4 +1,4 @@
-"""Penalties over the same logits, which share one log_softmax, and over logits that need never exist, on a CPU."""
+"""Penalties over the same logits: sharing a log_softmax, in chunks, and over logits that need never exist; on a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,20 +20,32 @@ PIPELINE = pn.Pipeline(
 
 
 def run(scale: float) -> list[Row]:
-    return [*_shared(scale), *_from_hidden_states(scale)]
+    return [*_shared(scale), *_in_chunks(scale), *_from_hidden_states(scale)]
 
 
 def _shared(scale: float) -> list[Row]:
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(64, 32000 if scale else 100, generator=generator) for _ in range(2))
-    given = {"student": student.requires_grad_(), "teacher": teacher}
-    alone = [pn.Pipeline([term]) for term in PIPELINE]
+    given, alone = _logits(scale), [pn.Pipeline([term]) for term in PIPELINE]
     rows: list[Row] = []
     for case, work, most in (("backward", _backward, 1.0), ("with norms", _norms, 1.05)):
         plain, ours = _each(alone, work, given), _each([PIPELINE], work, given)
         case = f"3 terms, 64 x 32000, {case}"
         rows.append(compare(case, plain, ours, seconds=6.0 * scale, most_ratio=most))
     return rows
+
+
+def _in_chunks(scale: float) -> list[Row]:
+    given = _logits(scale)
+    alone = [pn.Pipeline([term]) for term in PIPELINE]
+    pieces = [pn.Pipeline([term.replace(chunk=16)]) for term in PIPELINE]
+
+    def once_more() -> None:
+        for pipeline in alone:
+            with torch.no_grad():
+                pipeline(**given)
+            _backward(pipeline, given)
+
+    case = "3 terms, 64 x 32000, each in chunks of 16, against whole and one more forward"
+    return [compare(case, once_more, _each(pieces, _backward, given), seconds=6.0 * scale, most_ratio=1.05)]
 
 
 def _from_hidden_states(scale: float) -> list[Row]:
@@ -54,6 +66,12 @@ def _from_hidden_states(scale: float) -> list[Row]:
 
     case = f"from hidden states, {rows} x {width} to {classes}, against whole logits"
     return [compare(case, total(False), total(True), seconds=10.0 * scale, most_ratio=1.1)]
+
+
+def _logits(scale: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(64, 32000 if scale else 100, generator=generator) for _ in range(2))
+    return {"student": student.requires_grad_(), "teacher": teacher}
 
 
 def _each(pipelines: Any, work: Any, given: Any) -> Callable[[], object]:

@@ -88,6 +88,20 @@ def test_a_row_may_count_for_one_term_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert_same(fused, plain)
 
 
+@pytest.mark.parametrize("logits", [True, False])
+def test_an_infinite_divergence_of_a_row_that_counts_for_another_term(
+    logits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = drawn(3, 20, seed=1), drawn(3, 20, seed=2)
+    teacher[1, 4] = -INF
+    student, teacher = (x if logits else x.log_softmax(-1) for x in (student, teacher))
+    shown = torch.tensor([True, False, True], device=DEVICE)
+    terms = pn.Pipeline([*pipeline("kl", mask="shown", logits=logits), *pipeline("js", logits=logits)])
+    fused, plain = both(terms, "student", monkeypatch, student=student, teacher=teacher, shown=shown)
+    assert torch.isfinite(fused.gradient["student"]).all()
+    assert_same(fused, plain)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_weight_of_zero_has_a_norm(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = {"student": drawn(4, 20, seed=11), "teacher": drawn(4, 20, seed=12)}

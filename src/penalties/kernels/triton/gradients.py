@@ -104,9 +104,11 @@ def _differentiating(
             if HAS_Y:
                 if KL:
                     d = y
-                    if not LOGITS:
+                    if LOGITS:
+                        u -= of_y * d
+                    else:
                         d = tl.where(x > ZERO, tl.where(y <= LOWEST, float("-inf"), y), x)
-                    u -= of_y * d
+                        u -= _product(of_y, d)
                 if JS or REVERSE:
                     q = exp2(y, NVIDIA)
                 if JS:
