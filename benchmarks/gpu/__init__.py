@@ -14,7 +14,7 @@ from .measuring import GPU
 
 __all__ = ["PARTS", "run"]
 
-PARTS = ("distributions", "norms", "hidden_states", "local_client", "sizes")
+PARTS = ("distributions", "norms", "hidden_states", "local_client", "sizes", "training")
 
 
 def run(scale: float) -> list[Row]:

@@ -16,16 +16,17 @@ from ....errors import PenaltiesError
 from ...futures import TrainingFuture
 from ...types import ForwardBackwardOutput, OptimStepResponse, SampleResponse, SamplingParams, TensorData
 from ..batch import Batch, Row, rows_of
-from ..graph import Graph, layers_read
+from ..graph import Backward, Graph, layers_read
 from ..losses import loss_of
 from ..optimizer import check_adam
-from ..passes import leaf_of
+from ..parts import Limits
+from ..passes import added, leaf_of
 from ..sampling import checked_draw
 from ..sweep import Sweep
 from .group import Group, LostError
 from .member import Member
 from .orders import CLOSE, MAKE, Order
-from .shares import Counts, Share, by_tokens, evenly
+from .shares import Counts, Share, by_tokens, evenly, one_each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,14 +48,17 @@ class ParallelTrainingClient(Member):
         """Have every process load the model; the other options are those of `LocalTrainingClient`."""
         self._number = next(_clients)
         self._graphs = itertools.count()
+        self._sweeps = itertools.count(1)
         self._dropped: deque[int] = deque()
         """Graphs that are gone here; the others hear of it with the next order."""
         self._closed = False
         self._in_step = True
         with group.ordering([Order(self._number, MAKE, (model, options, shard))] * group.size):
             super().__init__(group, model, options, shard=shard)
-        # Shares say how much goes through a model that is run in step.
-        self._most = self._limits.rows, self._limits.tokens
+        self._most = self._limits
+        if shard:
+            # Shares say how much goes through a model that is run in step.
+            self._most = Limits("LocalTrainingClient", self._limits.rows, self._limits.tokens)
         if shard:
             self._model.base.register_forward_pre_hook(self._check_in_step)
         self._together("publish")
@@ -82,7 +86,21 @@ class ParallelTrainingClient(Member):
                 self._in_step = False
 
     def _shares(self, rows: Sequence[Row]) -> list[Share]:
-        return evenly(rows, self._group.size, *self._most) if self._shard else by_tokens(rows, self._group.size)
+        """About as much for each process; where that would be several parts for some of them, a part each if it can."""
+        count = self._group.size
+        shares = evenly(rows, count, self._most.rows, self._most.tokens) if self._shard else by_tokens(rows, count)
+        parts = None if self._fit(shares) else self._most.of(rows).cut(1)
+        return shares if parts is None or len(parts) > count else one_each(parts, count, in_step=self._shard)
+
+    def _fit(self, shares: Sequence[Share]) -> bool:
+        """Whether each process has one part."""
+        return all(
+            len(self._most.of(share.rows).batches) == 1
+            if share.at_once is None
+            else len(share.rows) + len(share.added) <= share.at_once
+            for share in shares
+            if share.rows
+        )
 
     # Passes.
 
@@ -145,25 +163,49 @@ class ParallelTrainingClient(Member):
             self._model.check_initial("forward_with_graph(initial=True)")
         rows = rows_of(self._model, data)
         options = {"evaluate": evaluate, "lazy": lazy, "initial": initial}
+        return self._submit_gathered(rows, reads, options)
 
+    def _submit_gathered(
+        self,
+        rows: Sequence[Row],
+        reads: Sequence[str],
+        options: Mapping[str, bool],
+        backward: Backward | None = None,
+        sweep: int | None = None,
+    ) -> TrainingFuture[Graph]:
         def forward() -> Graph:
             whole, key = Batch(rows), next(self._graphs)
-            passed = _Gathered(self._together, whole, self._shares(rows), key, reads, options)
+            passed = _Gathered(self._together, whole, self._shares(rows), key, reads, options, sweep)
             # Dropped without a backward, it is dropped in all processes.
             weakref.finalize(passed, self._dropped.append, key)
             logprobs = whole.unpack(passed.packed["logprobs"].detach().cpu().numpy())
             output = ForwardBackwardOutput(_KIND, [{"logprobs": TensorData.from_numpy(one)} for one in logprobs])
             check = self._unchanged()
-            backward = partial(self._submit_backward, check)
-            return Graph(whole, passed, output, self._model.parameters, check, backward)
+            pull = partial(self._submit_backward, check) if backward is None else backward
+            return Graph(whole, passed, output, self._model.parameters, check, pull)
 
         return self._worker.submit(forward)
 
     def sweep(
         self, data: Sequence[Any], reads: Sequence[str] = (), *, lazy: bool = False, together: int = 1
     ) -> Sweep | None:
-        """None: each process has parts of its own share, and computes them again for the backward."""
-        return None
+        """As by one process: each takes a part at a time, and gradients add up there until the end."""
+        layers_read(self._model, reads)
+        rows = rows_of(self._model, data)
+        parts = self._most.of(rows).cut(together)
+        if parts is None or self._fit(self._shares(rows)):
+            return None
+        size, number = self._group.size, next(self._sweeps)
+        rounds = [[row for part in parts[start : start + size] for row in part] for start in range(0, len(parts), size)]
+        options = {"evaluate": False, "lazy": lazy, "initial": False}
+
+        def forward(some: Sequence[Row], backward: Backward) -> TrainingFuture[Graph]:
+            return self._submit_gathered(some, reads, options, backward, number)
+
+        def accumulate(gradients: "Sequence[Tensor | None]", direct: "Mapping[str, Tensor]") -> None:
+            self._accumulate(added(gradients, self._together("sum_held", number)), direct)
+
+        return Sweep(rounds, list(self._model.parameters), forward, self._worker.submit, accumulate)
 
     # Parameters.
 
@@ -222,9 +264,10 @@ class _Gathered:
         key: int,
         reads: Sequence[str],
         options: Mapping[str, bool],
+        sweep: int | None = None,
     ) -> None:
-        """Run the model in all processes."""
-        self._together, self._whole, self._key = together, whole, key
+        """Run the model in all processes; of a `sweep`, gradients stay where they are until its end."""
+        self._together, self._whole, self._key, self._sweep = together, whole, key, sweep
         self._counts = Counts.of(shares)
         each = [(key, share) for share in shares]
         found: dict[str, Any] = together("graph_share", list(reads), options, self._counts, each=each)
@@ -243,4 +286,5 @@ class _Gathered:
             flat["logprobs"] = torch.cat([one.reshape(-1) for one in self._whole.unpack(flat["logprobs"])])
         # The others get theirs as tensors, not with the order.
         others = [(self._key, dict.fromkeys(flat))] * (len(self._counts.positions) - 1)
-        return self._together("pull_share", self._counts, keep, each=[(self._key, flat), *others])
+        sweep = None if keep else self._sweep
+        return self._together("pull_share", self._counts, keep, sweep, each=[(self._key, flat), *others])

@@ -10,7 +10,7 @@ from ...types import Datum, ModelInput, SampleResponse
 from ..batch import Row
 from ..client import LocalTrainingClient
 from ..graph import Graph
-from ..passes import leaf_of
+from ..passes import added, leaf_of
 from .group import FailedError, Group
 from .orders import Order
 from .sharding import check_sharded, shard_layers
@@ -39,6 +39,8 @@ class Member(LocalTrainingClient):
         self._shard = shard
         self._kept: dict[int, Graph] = {}
         """Graphs whose backward is yet to come."""
+        self._held: tuple[int, list[Tensor | None]] = 0, []
+        """The number of a sweep, and the gradients of its parts so far."""
         load = super().__init__
 
         def loaded() -> None:
@@ -108,18 +110,35 @@ class Member(LocalTrainingClient):
         return found
 
     def pull_share(
-        self, key: int, slopes: "Mapping[str, Tensor | None]", counts: Counts, keep: bool
+        self, key: int, slopes: "Mapping[str, Tensor | None]", counts: Counts, keep: bool, sweep: int | None = None
     ) -> "list[Tensor | None]":
-        """The gradient at each parameter from those at the tensors of a graph, which only the leader has."""
+        """The gradient at each parameter from those at the tensors of a graph, which only the leader has.
+
+        Those of a sweep add up in each process until `sum_held`.
+        """
         graph = self._kept.get(key)
         own: dict[str, Any] = {}
         if graph is not None:
             for name, slope in slopes.items():
                 own[name] = self._group.scattered(slope, counts.rows(name), _flat(graph, name).detach())
-        gradients, _ = self._group.agreed(lambda: [] if graph is None else self._pulled(graph, own, keep=keep))
+        nothing: list[Tensor | None] = [None] * len(self._model.parameters)
+        gradients, _ = self._group.agreed(lambda: nothing if graph is None else self._pulled(graph, own, keep=keep))
         if not keep:
             self._kept.pop(key, None)
-        return self._summed(gradients)
+        if sweep is None:
+            return self._summed(gradients)
+        self._held = sweep, added(self._held_of(sweep), gradients)
+        return nothing
+
+    def sum_held(self, sweep: int) -> "list[Tensor | None]":
+        """The gradients of all parts of a sweep."""
+        held, self._held = self._held_of(sweep), (0, [])
+        return self._summed(held)
+
+    def _held_of(self, sweep: int) -> "list[Tensor | None]":
+        """What is held of a sweep; of one before, which failed, nothing is."""
+        number, held = self._held
+        return held if number == sweep else [None] * len(self._model.parameters)
 
     def draw_share(self, generator: "Tensor", arguments: Sequence[Any]) -> SampleResponse:
         """`sample`, by all processes in step: from one state of the generator they draw the same."""
@@ -175,7 +194,7 @@ class Member(LocalTrainingClient):
         parameters = list(self._model.parameters.values())
         found: list[Tensor] = [
             torch.zeros_like(one) if gradient is None else gradient.contiguous()
-            for one, gradient in zip(parameters, gradients or [None] * len(parameters), strict=True)
+            for one, gradient in zip(parameters, gradients, strict=True)
         ]
         self._group.summed(found)
         return list(found)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..batch import Row
 
-__all__ = ["Counts", "Share", "by_tokens", "evenly"]
+__all__ = ["Counts", "Share", "by_tokens", "evenly", "one_each"]
 
 _LOGPROBS: Final = "logprobs"
 
@@ -74,6 +74,17 @@ def evenly(rows: Sequence[Row], count: int, at_once: int | None = None, tokens: 
         if most == 1 or tokens is None or all(_widest(share, most) <= tokens for share in own)
     )
     return [Share(share, [_nothing(rows[0])] * (size - len(share)), most) for share in own]
+
+
+def one_each(parts: Sequence[Sequence[Row]], count: int, *, in_step: bool) -> list[Share]:
+    """A part for each process, for as many as there are; `in_step` says that all processes must have rows.
+
+    >>> rows = [Row(np.zeros(n), np.zeros(n), {}) for n in (6, 2, 2)]
+    >>> [(len(share.rows), len(share.added)) for share in one_each([rows[:1], rows[1:]], 3, in_step=True)]
+    [(1, 0), (2, 0), (0, 1)]
+    """
+    idle = Share([], [_nothing(parts[0][0])], 1) if in_step else Share([])
+    return [Share(part, at_once=len(part) if in_step else None) for part in parts] + [idle] * (count - len(parts))
 
 
 def _widest(rows: Sequence[Row], most: int) -> int:
