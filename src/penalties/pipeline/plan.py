@@ -153,7 +153,7 @@ def _planned(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, h
             "" if index in taken else fusing.offer(index, job.term, job.weight, job.due)
             for index, job in enumerate(jobs)
         ]
-        found += fusing.groups()
+        found += list(fusing.groups())
     for index, why in over_logits.items():
         reasons[index] = why
     rest = [
@@ -161,8 +161,7 @@ def _planned(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, h
         for index, job in enumerate(jobs)
         if reasons[index] is not None and index not in taken
     ]
-    found += shared(rest, inputs, targets, hold=hold)
-    found += together(rest, inputs, targets)
+    found += [*shared(rest, inputs, targets, hold=hold), *together(rest, inputs, targets)]
     first = {one.indices[0]: one for one in found}
     taken = {index for one in found for index in one.indices}
     groups: list[_Planned] = []
