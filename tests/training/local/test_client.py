@@ -146,7 +146,7 @@ def tiny_initial(batch: Any) -> Any:
 
 
 def test_a_pass_that_fails_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penalties.training.local import client as module
+    from penalties.training.local import passing as module
 
     batch = data(4, 4)
     with tiny(batch_size=1) as client:

@@ -16,8 +16,8 @@ from penalties.training.local.batch import Batch, Row, batches
 from penalties.training.local.layout import laid_out
 from penalties.training.local.packing import packing_of
 from tests.training.local.cases import WAIT, assert_close, data, gradients, logprobs, normal, stir, tiny
+from tests.training.local.one_pass import LENGTHS, OVER_LOGITS, OVER_LOGPROBS, flags, numbers, reference
 from tests.training.local.test_model import ARCHITECTURES, HEADS, saved
-from tests.training.local.test_one_pass import LENGTHS, OVER_LOGITS, OVER_LOGPROBS, flags, numbers, reference
 
 
 def rows(lengths: Sequence[int]) -> list[Row]:

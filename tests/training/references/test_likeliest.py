@@ -22,7 +22,7 @@ from penalties.training import (
 )
 from penalties.training.references.likeliest import checked_likeliest, joined, split
 from tests.training.clients import VOCABULARY, RemoteClient, batch
-from tests.training.local.test_one_pass import count_forwards
+from tests.training.local.one_pass import count_forwards
 
 DATA = [
     Datum(ModelInput.from_ints([1, 2, 3, 4]), {"target_tokens": [2, 3, 4, 5], "weights": [0.0, 1.0, 1.0, 1.0]}),

@@ -54,7 +54,7 @@ def terms_of(name: str) -> list[pn.Term]:
 
 
 # A name, the options of the client, what is trained on, and how often the first process then runs the model.
-PARTS = {"micro_batch_tokens": 8}
+PARTS: dict[str, Any] = {"micro_batch_tokens": 8}
 CASES: Mapping[str, tuple[dict[str, Any], str, dict[str, Any], int]] = {
     "parts": (PARTS, "estimates", {}, 3),
     "measured": (PARTS, "estimates", {"track_grad_norms": "parameters", "cosines": True}, 3),

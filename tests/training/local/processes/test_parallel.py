@@ -1,6 +1,7 @@
 """Two processes do what one does."""
 
 import os
+import time
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from penalties.errors import GradientError, InputError, OptionError, PenaltiesEr
 from penalties.training.local import LocalTrainingClient, loading
 from penalties.training.local.client import LocalTrainingClient as Plain
 from penalties.training.local.model import LocalModel
-from penalties.training.local.processes import LostError, ParallelTrainingClient, current, join, serve
+from penalties.training.local.processes import LostError, ParallelTrainingClient, current, join, member, serve
 from penalties.training.local.processes.group import FailedError, Group
 from penalties.training.local.processes.sharding import shard_layers
 from penalties.training.local.tiny import tiny_model
@@ -376,8 +377,9 @@ def differing(rank: int) -> Any:
             return {}
         with pytest.raises(FailedError, match='process 1 of 2: "tiny" has other weights there than in process 0'):
             ParallelTrainingClient(group, "tiny", device="cpu")
-        with pytest.raises(OptionError, match="model"):
-            ParallelTrainingClient(group, "/nowhere", device="cpu")
+        for shard in (False, True):
+            with pytest.raises(OptionError, match="model"):
+                ParallelTrainingClient(group, "/nowhere", shard=shard, device="cpu")
         with pytest.raises(OptionError, match=r'micro_batch_tokens="auto"; expected a number or None with shard=True'):
             ParallelTrainingClient(group, "tiny", shard=True, micro_batch_tokens="auto", device="cpu")
         for name, given in {"adapter": "none", "quantize": "4bit", "compile": True, "packing": True}.items():
@@ -394,6 +396,33 @@ def differing(rank: int) -> Any:
 
 def test_models_that_cannot_be_loaded_are_errors_of_the_first_process() -> None:
     together(differing)
+
+
+def loading_in_turn(rank: int) -> Any:
+    """When each process loads a model and spreads it."""
+    times: list[float] = []
+
+    def slowly(dtype: Any = None) -> Any:
+        times.append(time.monotonic())
+        time.sleep(0.5)
+        return tiny_model(dtype)
+
+    def spread(model: Any, mesh: Any) -> None:
+        shard_layers(model, mesh)
+        times.append(time.monotonic())
+
+    loading.tiny_model, member.shard_layers = slowly, spread
+    in_two(rank, loading_alone, ())
+    return torch.tensor(times, dtype=torch.float64)
+
+
+def loading_alone(group: Group) -> None:
+    ParallelTrainingClient(group, "tiny", shard=True, device="cpu").close()
+
+
+def test_processes_load_a_model_to_be_sharded_one_after_another() -> None:
+    (began, ended), (began_next, _) = together(loading_in_turn)
+    assert began < ended <= began_next
 
 
 def leaving(rank: int) -> Any:
@@ -455,7 +484,7 @@ def test_models_that_cannot_be_sharded_are_errors(count: int, trained: bool, mes
     base.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=count))
     base.get_base_model = lambda: base
     with pytest.raises(OptionError, match=f"shard=True; expected {message}"):
-        shard_layers(base, torch.device("cpu"), 2)
+        shard_layers(base, None)
 
 
 def test_an_environment_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

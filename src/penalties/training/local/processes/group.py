@@ -169,6 +169,29 @@ class Group:
             self._dist.gather_object(one, found, group=self._answers)
         return found
 
+    @contextlib.contextmanager
+    def in_turn(self) -> Generator[Callable[[], None]]:
+        """The processes of a machine one after another, each until it calls what this yields, or fails."""
+        torch: Any = importlib.import_module("torch")
+        here = int(os.environ.get("LOCAL_RANK", self.rank))
+        following = here + 1 < int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        turn, told = torch.zeros(1), False
+
+        def done() -> None:
+            nonlocal told
+            if following and not told:
+                told = True
+                with self._reaching():
+                    self._dist.send(turn, self.rank + 1, group=self._answers)
+
+        if here > 0:
+            with self._reaching():
+                self._dist.recv(turn, self.rank - 1, group=self._answers)
+        try:
+            yield done
+        finally:
+            done()
+
     # Tensors.
 
     def gathered(self, mine: "Tensor", counts: Sequence[int]) -> "Tensor":

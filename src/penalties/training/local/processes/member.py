@@ -13,7 +13,7 @@ from ..graph import Graph
 from ..passes import added, leaf_of
 from .group import FailedError, Group
 from .orders import Order
-from .sharding import check_sharded, shard_layers
+from .sharding import check_sharded, mesh_of, shard_layers
 from .shares import Counts, Share
 
 if TYPE_CHECKING:
@@ -41,12 +41,22 @@ class Member(LocalTrainingClient):
         """Graphs whose backward is yet to come."""
         self._held: tuple[int, list[Tensor | None]] = 0, []
         """The number of a sweep, and the gradients of its parts so far."""
+        self._mesh: Any = None
+        self._spread: Callable[[], None] = lambda: None
+        """Called once the weights are spread, so that the next process loads them."""
         load = super().__init__
 
         def loaded() -> None:
-            if shard:
-                check_sharded(options)
-            load(model, **{**options, "device": group.device(options.get("device"))})
+            where = group.device(options.get("device"))
+            if not shard:
+                load(model, **{**options, "device": where})
+                return
+            check_sharded(options)
+            self._mesh = mesh_of(where, group.size)
+            # A machine may not have the memory for all of them at once.
+            with group.in_turn() as done:
+                self._spread = done
+                load(model, **{**options, "device": where})
 
         _, weights = group.agreed(loaded, lambda: self._model.fingerprint)
         for rank, one in enumerate(weights):
@@ -66,16 +76,16 @@ class Member(LocalTrainingClient):
 
     def _prepare(self, model: Any, device: Any) -> None:
         if self._shard:
-            self._use_gpu(device)
-            shard_layers(model, device, self._group.size)
+            shard_layers(model, self._mesh)
+            model.to(device)
+            self._spread()
 
-    def _use_gpu(self, device: Any = None) -> None:
+    def _use_gpu(self) -> None:
         """Make the process's GPU that of this thread."""
         import torch
 
-        where = self._model.device if device is None else device
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
+        if self._model.device.type == "cuda":
+            torch.cuda.set_device(self._model.device)
 
     # Operations.
 

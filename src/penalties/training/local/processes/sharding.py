@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ....errors import OptionError
 
-__all__ = ["check_sharded", "shard_layers"]
+__all__ = ["check_sharded", "mesh_of", "shard_layers"]
 
 _WHOLE: Final[Mapping[str, tuple[Any, str]]] = {
     "adapter": ("lora", '"lora" with shard=True: only frozen weights are spread'),
@@ -26,13 +26,23 @@ def check_sharded(options: Mapping[str, Any]) -> None:
         raise OptionError("LocalTrainingClient", "micro_batch_tokens", "auto", expected)
 
 
-def shard_layers(model: Any, device: Any, processes: int) -> None:
+def mesh_of(device: Any, processes: int) -> Any:
+    """All processes, as FSDP2 takes them, each with a device like this one, which is that of the thread from now on."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    where = torch.device("cpu" if device is None else device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    return init_device_mesh(where.type, (processes,))
+
+
+def shard_layers(model: Any, mesh: Any) -> None:
     """Spread the frozen weights of a peft model; they come together while their layer runs, forward and backward.
 
     What is trained is whole in every process, so that nothing else need know. So are embedding and output layer.
     """
     import torch
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     base = model.get_base_model()
@@ -44,6 +54,5 @@ def shard_layers(model: Any, device: Any, processes: int) -> None:
     if all(one.requires_grad for one in layers.parameters()):
         raise OptionError("LocalTrainingClient", "shard", True, "a model with frozen weights and an adapter, or False")
     trained = {one for one in model.parameters() if one.requires_grad}
-    mesh = init_device_mesh(device.type, (processes,))
     for layer in layers:
         fully_shard(layer, mesh=mesh, ignored_params=trained)
