@@ -14,4 +14,5 @@ elif DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         "test_grouping.py",
         "test_labels.py",
         "test_lengths.py",
+        "test_picking.py",
     ]

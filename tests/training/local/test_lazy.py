@@ -133,3 +133,23 @@ def test_a_model_that_scales_its_logits(
     getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
     with LocalTrainingClient(tmp_path, rank=2, dtype=dtype, device="cpu") as client:
         assert client._model.lazy is found
+
+
+@pytest.mark.parametrize("work", ["cross_entropy", "custom"])
+def test_a_block_is_computed_once(monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    computed: list[int] = []
+    materialize = pn.Logits.materialize
+
+    def counted(self: pn.Logits) -> Any:
+        computed.append(len(self.hidden))
+        return materialize(self)
+
+    monkeypatch.setattr(pn.Logits, "materialize", counted)
+    with tiny() as client:
+        assert client._model.lazy
+        computed.clear()
+        if work == "custom":
+            forward_backward_custom(client, data(9, 4, 5), "cross_entropy").result(WAIT)
+        else:
+            client.forward_backward(data(9, 4, 5), work).result(WAIT)
+    assert sum(computed) == 9 + 4 + 5

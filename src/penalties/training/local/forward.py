@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...arrays import Logits
@@ -12,6 +12,7 @@ from ...backends import backend_of
 from ...functional import target_logprobs
 from ...functional.blocks import block_rows
 from ...kernels.heads import Head
+from ...kernels.picking import picked
 from .batch import Batch
 from .losses import Loss
 from .model import LocalModel
@@ -35,7 +36,17 @@ class Passed:
 
     @cached_property
     def logprobs(self) -> "Tensor":
-        """(T, K) in float32. Of logits that do not exist each block is computed once more in the backward."""
+        """(T, K) in float32. Logits that do not exist are computed once, unless their layer is trained or K > 1."""
+        import torch
+
+        if isinstance(self.logits, Logits) and self.targets.shape[1] == 1:
+            if not torch.is_grad_enabled() or not self.logits.hidden.requires_grad:
+                return _in_blocks(self.logits, self.targets, None)[0]
+            if not trained_parts(self.logits):
+                # The gradient at a row is that of its log-probability times a number that comes with the backward.
+                ones = torch.ones_like
+                logprobs, slopes = _in_blocks(self.logits, self.targets, lambda rows, logprobs: ones(logprobs))
+                return _row_by_row().apply(self.logits.hidden, logprobs, slopes["hidden"])
         logits: Any = self.logits
         return target_logprobs(logits, self.targets, logits=True).float()
 
@@ -74,22 +85,72 @@ def differentiated(
     """
     import torch
 
-    head = Head(logits, ["hidden", *trained_parts(logits)])
-    ops = backend_of("forward_backward", hidden=logits.hidden)
-    size, found = block_rows(ops, logits), dict[str, list[Any]](logprobs=[], elementwise_loss=[])
-    for start in range(0, len(targets), size):
-        rows = slice(start, start + size)
-        with torch.no_grad():
-            point = head.block(rows).requires_grad_()
-        with torch.enable_grad():
-            logprobs = target_logprobs(point, targets[rows], logits=True).float()
-        values, slope = loss.values(logprobs.detach(), {name: array[rows] for name, array in arrays.items()})
-        (gradient,) = torch.autograd.grad(logprobs, point, slope)
-        with torch.no_grad():
-            head.add(rows, gradient)
-        found["logprobs"].append(logprobs.detach())
-        found["elementwise_loss"].append(values)
-    return {name: torch.cat(pieces) for name, pieces in found.items()}, head.gradients()
+    pieces: list[Tensor] = []
+
+    def slopes_of(rows: slice, logprobs: "Tensor") -> "Tensor":
+        values, slopes = loss.values(logprobs, {name: array[rows] for name, array in arrays.items()})
+        pieces.append(values)
+        return slopes
+
+    logprobs, gradients = _in_blocks(logits, targets, slopes_of)
+    return {"logprobs": logprobs, "elementwise_loss": torch.cat(pieces)}, gradients
+
+
+def _in_blocks(
+    logits: Logits, targets: "Tensor", slopes_of: "Callable[[slice, Tensor], Tensor] | None"
+) -> "tuple[Tensor, dict[str, Tensor]]":
+    """The log-probabilities of targets, and the gradients at the parts of the logits from their slopes, block by block.
+
+    `slopes_of` has the gradient at the log-probabilities of some rows; without it none is formed.
+    """
+    import torch
+
+    head = Head(logits, [] if slopes_of is None else ["hidden", *trained_parts(logits)])
+    size = block_rows(backend_of("forward_backward", hidden=logits.hidden), logits)
+    found: list[Tensor] = []
+    with torch.no_grad():
+        for start in range(0, len(targets), size):
+            rows = slice(start, start + size)
+            logprobs, pull = _picked(head.block(rows), targets[rows], pulled=slopes_of is not None)
+            found.append(logprobs)
+            if slopes_of is not None:
+                head.add(rows, pull(slopes_of(rows, logprobs)))
+    return torch.cat(found), head.gradients()
+
+
+def _picked(logits: "Tensor", targets: "Tensor", *, pulled: bool) -> "tuple[Tensor, Callable[[Tensor], Tensor]]":
+    """Log-probabilities of targets in float32, and what turns a gradient there into one at the logits, if it is."""
+    import torch
+
+    if targets.shape[1] == 1 and (found := picked(logits, targets[:, 0])) is not None:
+        return found.logprobs[:, None], lambda slopes: found.gradient(slopes[:, 0])
+    point = logits.requires_grad_(pulled)
+    with torch.set_grad_enabled(pulled):
+        logprobs = target_logprobs(point, targets, logits=True).float()
+    return logprobs.detach(), lambda slopes: torch.autograd.grad(logprobs, point, slopes)[0]
+
+
+@cache
+def _row_by_row() -> Any:
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    class RowByRow(torch.autograd.Function):
+        """Numbers for rows of hidden states, whose gradient is that of each number at its row."""
+
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, numbers: Any, slopes: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            ctx.save_for_backward(slopes)
+            ctx.dtype = hidden.dtype
+            return numbers.clone()
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            (slopes,) = ctx.saved_tensors
+            return (slopes * upstream).to(ctx.dtype), None, None
+
+    return RowByRow
 
 
 def trained_parts(logits: Logits) -> "dict[str, Tensor]":
@@ -136,4 +197,8 @@ def on_device(model: LocalModel, array: Any) -> "Tensor":
     """A NumPy array as a tensor on the model's device."""
     import torch
 
-    return torch.from_numpy(array).to(model.device)  # pyright: ignore[reportUnknownMemberType]
+    made: Any = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+    if model.device.type != "cuda":
+        return made.to(model.device)
+    # From memory that is pinned: a copy from any other waits for everything queued on the GPU.
+    return made.pin_memory().to(model.device, non_blocking=True)

@@ -101,10 +101,26 @@ class LocalModel:
                 self._set_mode(before)
 
     def _set_mode(self, training: bool) -> None:
-        self.model.train(training)
+        plain, own = self._switched
+        for module in plain:
+            # As `train` does, but for the search for parameters of that name: 2400 modules took 9 ms.
+            object.__setattr__(module, "training", training)
+        for module in own:
+            module.train(training)
         for module in self._frozen_norms:
             # Their statistics are part of the frozen model.
             module.eval()
+
+    @cached_property
+    def _switched(self) -> tuple[list[Any], list[Any]]:
+        """The modules that switch modes as all do, and those that have a way of their own."""
+        usual: Any = importlib.import_module("torch").nn.Module
+        plain: list[Any] = []
+        own: list[Any] = []
+        modules: list[Any] = list(self.model.modules())
+        for module in modules:
+            (plain if type(module).train is usual.train else own).append(module)
+        return plain, own
 
     @contextlib.contextmanager
     def _seeded(self, generator: Any) -> Generator[None]:
