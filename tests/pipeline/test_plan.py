@@ -138,3 +138,10 @@ class TestReasons:
     def test_without_gradients_it_is_that_of_a_plain_call(self) -> None:
         (reason,) = reasons(pn.Pipeline(["l1"]).plan(torch.ones(3))).values()
         assert "no gradients" in reason
+
+
+@on_cpu
+def test_a_call_without_gradients_says_that_a_kernel_is_missing_too() -> None:
+    term = pn.Term(pn.kl_divergence, inputs=("student", "teacher"), options={"logits": True})
+    (group,) = pn.Pipeline([term]).plan(student=torch.zeros(2, 3), teacher=torch.zeros(2, 3))
+    assert group.reason == "by itself: no kernel for cpu tensors, and no gradients are requested"
