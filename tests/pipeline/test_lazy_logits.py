@@ -395,6 +395,11 @@ class TestInAPipeline:
         ("changes", "reason"),
         [
             ({"runs": "thread"}, 'runs="thread"'),
+            ({"compile": True}, "compile=True; computed in blocks of rows"),
+            (
+                {"compile": True, "fn": lambda x: x.sum(), "inputs": "student", "options": {}},
+                "compile=True; computed with the array of student",
+            ),
             ({"on_error": "skip"}, "it may be skipped"),
             ({"weight": torch.tensor(0.5)}, "its weight is an array"),
             ({"options": {**OPTIONS, "mask": torch.ones(5)}}, "another of its arrays is an option"),

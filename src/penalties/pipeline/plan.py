@@ -108,5 +108,6 @@ def plan_of(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, *,
             one = first[index]
             groups.append(Group(tuple(jobs[each] for each in one.indices), one.reason, one.fused))
         elif index not in taken:
-            groups.append(Group((job,), f"by itself: {'a graph of torch.compile' if job.term.compile else reason}"))
+            compiled = job.term.compile and index not in over_logits
+            groups.append(Group((job,), f"by itself: {'a graph of torch.compile' if compiled else reason}"))
     return Plan(tuple(groups))
