@@ -52,6 +52,11 @@ class TestData:
             ),
             ({"hidden": np.ones(2), "weight": np.ones((5, 2)), "softcap": "x"}, pn.OptionError, "softcap='?\"?x"),
             ({"hidden": np.ones(2), "weight": np.ones((5, 2)), "softcap": True}, pn.OptionError, "softcap=True"),
+            (
+                {"hidden": torch.ones(2), "weight": torch.ones(5, 2, device="meta")},
+                pn.BackendError,
+                "hidden is on cpu and weight on meta; move one of them",
+            ),
             ({"hidden": np.ones(2, int), "weight": np.ones((5, 2))}, pn.BackendError, "hidden has dtype int64"),
             (
                 {"hidden": torch.ones(2), "weight": torch.ones(5, 2, dtype=torch.int32)},

@@ -80,6 +80,9 @@ class Logits:
                 raise BackendError(f"Logits: {name} has dtype {array.dtype}; expected floats")
             if _library(array) is not _library(self.hidden):
                 raise BackendError(f"Logits: hidden and {name} belong to different libraries; convert one of them")
+            if _library(array) is sys.modules.get("torch") and array.device != self.hidden.device:
+                there = f"hidden is on {self.hidden.device} and {name} on {array.device}"
+                raise BackendError(f"Logits: {there}; move one of them")
         hidden, weight = tuple(self.hidden.shape), tuple(self.weight.shape)
         if not hidden or len(weight) != 2 or weight[1] != hidden[-1]:
             raise ShapeError(f"Logits: hidden has shape {hidden} and weight {weight}; expected (…, H) and (V, H)")

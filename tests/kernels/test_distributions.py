@@ -230,6 +230,15 @@ def test_what_is_not_finite_shows(element: float, where: str, monkeypatch: pytes
     assert torch.isfinite(fused.gradient["student"][[0, 2]]).all()
 
 
+@pytest.mark.parametrize("name", ["kl", "js"])
+def test_a_log_probability_that_is_nan_shows_in_the_gradient_of_the_other(name: str) -> None:
+    student, teacher = (drawn(2, 40, logits=False, seed=seed) for seed in (1, 2))
+    teacher[1, 7] = NAN
+    gradient = pipeline(name).value_and_grad(student=student, teacher=teacher, wrt="student").gradient["student"]
+    assert torch.isnan(gradient[1, 7])
+    assert torch.isfinite(gradient[0]).all()
+
+
 def test_a_row_of_nothing_but_zeros_is_not_a_distribution() -> None:
     student = drawn(2, 10)
     student[0] = -INF

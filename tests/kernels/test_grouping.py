@@ -91,3 +91,15 @@ def test_blocks_of_lazy_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(out.total, right.total.detach())
     torch.testing.assert_close(out.gradient["student"].hidden, slopes[0])
     torch.testing.assert_close(out.gradient["student"].weight, slopes[1])
+
+
+def test_an_infinite_row_of_float16_leaves_the_rest_of_its_block() -> None:
+    """Gradients are scaled by their largest element before a product of half precision."""
+    hidden, weight = drawn(3, 4, dtype=torch.float16).requires_grad_(), drawn(20, 4, dtype=torch.float16, seed=1)
+    teacher = drawn(3, 20, dtype=torch.float16, seed=2)
+    given = {"student": pn.Logits(hidden, weight), "teacher": teacher}
+    right = pipeline("kl", logits=True).value_and_grad(**given).gradient["student"].hidden
+    teacher[1, 3] = -float("inf")
+    found = pipeline("kl", logits=True).value_and_grad(**given).gradient["student"].hidden
+    assert not found[1].isfinite().all()
+    torch.testing.assert_close(found[[0, 2]], right[[0, 2]], rtol=2e-3, atol=1e-4)

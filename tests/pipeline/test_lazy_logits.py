@@ -251,6 +251,19 @@ class TestInAPipeline:
         nothing = pn.Pipeline(terms)(student=student, teacher=head((6,), seed=1), kept=torch.zeros(6))
         assert float(nothing.total.detach()) == 0.0
 
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_what_is_at_a_target_that_does_not_count_reaches_nothing(self, reduction: str) -> None:
+        student, targets = head((6,)), torch.tensor([-100, 1, 2, 3, -100, 5], device=DEVICE)
+        student.hidden[[0, 4]] = float("nan")
+        learned(student)
+        term = pn.Term(pn.cross_entropy, inputs=("student", "targets"), options={**OPTIONS, "reduction": reduction})
+        gradient = pn.Pipeline([term]).value_and_grad(student=student, targets=targets).gradient["student"]
+        assert gradient.hidden.isfinite().all()
+        assert gradient.weight.isfinite().all()
+        value = pn.cross_entropy(student, targets, logits=True, reduction=reduction)
+        (direct,) = torch.autograd.grad(value, [student.weight])
+        torch.testing.assert_close(direct, gradient.weight)
+
     def test_gradients_by_name_and_in_place(self) -> None:
         student = head((5,))
         leaves = learned(student)
@@ -382,6 +395,11 @@ class TestInAPipeline:
         ("changes", "reason"),
         [
             ({"runs": "thread"}, 'runs="thread"'),
+            ({"compile": True}, "compile=True; computed in blocks of rows"),
+            (
+                {"compile": True, "fn": lambda x: x.sum(), "inputs": "student", "options": {}},
+                "compile=True; computed with the array of student",
+            ),
             ({"on_error": "skip"}, "it may be skipped"),
             ({"weight": torch.tensor(0.5)}, "its weight is an array"),
             ({"options": {**OPTIONS, "mask": torch.ones(5)}}, "another of its arrays is an option"),

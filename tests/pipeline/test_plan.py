@@ -202,3 +202,10 @@ class TestReuse:
         pipeline = pn.Pipeline([pn.Term(pn.l2)])
         for size in range(1, 200):
             assert float(pipeline(torch.ones(size, device=DEVICE)).total) == size
+
+
+@on_cpu
+def test_a_call_without_gradients_says_that_a_kernel_is_missing_too() -> None:
+    term = pn.Term(pn.kl_divergence, inputs=("student", "teacher"), options={"logits": True})
+    (group,) = pn.Pipeline([term]).plan(student=torch.zeros(2, 3), teacher=torch.zeros(2, 3))
+    assert group.reason == "by itself: no kernel for cpu tensors, and no gradients are requested"

@@ -80,8 +80,8 @@ def _in_blocks(fn: Callable[..., Any], given: dict[str, Any], weights: Callable[
     first = next(iter(read.values()))
     leading = tuple(first.shape[:-1])
     check_mask(name, ops, mask, leading, f"the shape of {next(iter(read))} without its last axis")
-    shares = counted(weights, given) if reduction == "mean" else None
-    found = rows_of(ops, leading, {**given, "reduction": "none"}, fn)
+    shares = counted(weights, given)
+    found = rows_of(ops, leading, {**given, "reduction": "none"}, fn, shares)
     if reduction == "none":
         return found
     total = ops.sum(found)
@@ -92,14 +92,16 @@ def _in_blocks(fn: Callable[..., Any], given: dict[str, Any], weights: Callable[
     return weighted_mean(ops, total, ops.sum(ops.cast(shares, found)))
 
 
-def rows_of(ops: Backend, leading: tuple[int, ...], given: Mapping[str, Any], fn: Callable[..., Any]) -> Any:
+def rows_of(
+    ops: Backend, leading: tuple[int, ...], given: Mapping[str, Any], fn: Callable[..., Any], shares: Any = None
+) -> Any:
     """`fn(**given)`, which has an entry for each position, from a block of positions at a time.
 
     Of the arguments, hidden states of logits, arrays that have the positions as their first axes, and the mask are cut.
+    `shares` says how much each position counts.
     """
     count = math.prod(leading)
     lazy = [x for x in given.values() if isinstance(x, Logits)]
-    mask = given.get("mask")
     cut: dict[str, Any] = {}
     for key, x in given.items():
         array = x.hidden if isinstance(x, Logits) else x
@@ -110,9 +112,9 @@ def rows_of(ops: Backend, leading: tuple[int, ...], given: Mapping[str, Any], fn
                 f"{fn.__name__}: {key} has shape {tuple(array.shape)}; expected its first axes to be {leading}"
             )
         cut[key] = array.reshape(count, *array.shape[len(leading) :])
-        if isinstance(x, Logits) and mask is not None:
+        if isinstance(x, Logits) and shares is not None:
             # NaN in padding would reach the gradient of the weight.
-            cut[key] = hide(ops, cut[key], mask.reshape(count))
+            cut[key] = hide(ops, cut[key], shares.reshape(count))
     rest = {key: x for key, x in given.items() if key not in cut}
 
     def values(*pieces: Any) -> Any:

@@ -1,5 +1,6 @@
 """Logits of some rows at a time, and the gradients at hidden states and output layer that go with them."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +77,9 @@ class Head:
         hidden, weight = self.logits.hidden[rows], self.logits.weight
         scale: Any = None
         if hidden.dtype == torch.float16:
-            # Within its range: the largest element becomes 1.
+            # Within its range: the largest element becomes 1, and one that is infinite stays so.
             largest = gradient.abs().amax()
-            scale = torch.where(largest > 0, largest, 1.0)
+            scale = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
         slope = (gradient if scale is None else gradient / scale).to(hidden.dtype)
         if "hidden" in self.found:
             product = slope @ weight

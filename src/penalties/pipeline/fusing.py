@@ -60,8 +60,8 @@ def nothing_to_fuse(inputs: CallInputs, targets: Targets | None) -> str | None:
     first = inputs.like if targets is None else targets.leaves[0]
     if (reason := kernels.unavailable(first)) is not None:
         return reason
-    if targets is None and kernels.triton_unavailable(first) is not None:
-        return "no gradients are requested"
+    if targets is None and (reason := kernels.triton_unavailable(first)) is not None:
+        return f"{reason}, and no gradients are requested"
     if targets is not None and len(targets.leaves) == 1 and (reason := elementwise.too_small(first)) is not None:
         return reason
     # A compiler keeps a kernel as it is; torch.func cannot look into one, and gradients there are its own.

@@ -221,9 +221,9 @@ class _Blocks:
         shown: Any = None
         for reader in self.readers:
             if name in [one for one, _ in reader.distributions.values()]:
-                if reader.mask is None:
+                if (weights := _counted(reader)) is None:
                     return None
-                own = reader.mask.reshape(-1) != 0
+                own = weights.reshape(-1) != 0
                 shown = own if shown is None else shown | own
         return shown
 
@@ -323,7 +323,7 @@ def _summed(term: Term, inputs: dict[str, str]) -> Term:
 
 
 def _counted(reader: Reader) -> Any:
-    """How much each position counts in the mean of a term; None where all count alike."""
+    """How much each position counts in a term; None where all count alike."""
     facts = facts_of(reader.term.fn)
     assert facts is not None, "a penalty"
     read = {parameter: x for parameter, (_, x) in (reader.distributions | reader.others).items()}

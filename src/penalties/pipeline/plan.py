@@ -170,6 +170,6 @@ def _planned(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, h
             one = first[index]
             groups.append(_Planned(one.indices, one.reason, one.fused))
         elif index not in taken:
-            why = "a graph of torch.compile" if job.term.compile else reason
-            groups.append(_Planned((index,), f"by itself: {why}"))
+            compiled = job.term.compile and index not in over_logits
+            groups.append(_Planned((index,), f"by itself: {'a graph of torch.compile' if compiled else reason}"))
     return groups

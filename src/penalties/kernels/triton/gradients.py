@@ -112,7 +112,7 @@ def _differentiating(
                 if JS or REVERSE:
                     q = exp2(y, NVIDIA)
                 if JS:
-                    g = log2(tl.maximum(p + q, SMALLEST), NVIDIA) - 1.0
+                    g = log2(tl.maximum(p + q, SMALLEST, tl.PropagateNan.ALL), NVIDIA) - 1.0
                     u -= of_middle * g
             out = p * u
             if REVERSE:

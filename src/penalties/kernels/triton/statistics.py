@@ -206,7 +206,7 @@ def _summing(
                 if REVERSE:
                     r += tl.sum(q * tl.where(y > ZERO, tl.where(x <= LOWEST, float("inf"), y - x), 0.0), axis=1)
                 if JS:
-                    middle = log2(tl.maximum(p + q, SMALLEST), NVIDIA) - 1.0
+                    middle = log2(tl.maximum(p + q, SMALLEST, tl.PropagateNan.ALL), NVIDIA) - 1.0
                     a += tl.sum(p * (x - middle), axis=1)
                     b += tl.sum(q * (y - middle), axis=1)
     p_middle = tl.sum(a, axis=0) * LN2

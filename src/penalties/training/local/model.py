@@ -119,7 +119,7 @@ class LocalModel:
         own: list[Any] = []
         modules: list[Any] = list(self.model.modules())
         for module in modules:
-            (plain if type(module).train is usual.train else own).append(module)
+            (plain if module.__class__.train is usual.train else own).append(module)
         return plain, own
 
     @contextlib.contextmanager
