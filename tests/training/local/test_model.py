@@ -241,3 +241,22 @@ def test_the_tokenizer_of_the_built_in_model_is_saved_for_transformers(tmp_path:
     for answered in (False, True):
         options = {"tokenize": False, "add_generation_prompt": answered}
         assert loaded.apply_chat_template(talk, **options) == own.apply_chat_template(talk, **options)
+
+
+def test_passes_switch_all_modules_to_training_and_back_by_their_own_ways() -> None:
+    seen: list[bool] = []
+
+    class Marked(torch.nn.Identity):
+        def train(self, mode: bool = True) -> "Marked":
+            seen.append(mode)
+            return super().train(mode)
+
+    with tiny(checkpointing=True) as client:
+        first = client.model.get_base_model().model.layers[0]
+        first.add_module("marked", Marked().eval())
+        client.forward_backward(data(5), "cross_entropy").result(WAIT)
+        assert seen[-2:] == [True, False]
+        assert not any(module.training for module in client.model.modules())
+        client.model.train()
+        client.forward(data(5)).result(WAIT)
+        assert all(module.training for module in client.model.modules())
