@@ -122,7 +122,7 @@ class TestTogether:
         logits = pn.Logits(torch.randn(6, 4), torch.randn(7, 4))
         term = pn.Term(pn.entropy, inputs="logits", options={"logits": True}, compile="eager")
         (group,) = pn.Pipeline([term]).plan(logits=logits)
-        assert group.reason == "by itself: a graph of torch.compile"
+        assert group.reason == "by itself: a graph of torch.compile; computed in blocks of rows"
         found, expected = (pn.Pipeline([one])(logits=logits).total for one in (term, term.replace(compile=False)))
         torch.testing.assert_close(found, expected)
 

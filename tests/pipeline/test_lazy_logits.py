@@ -395,10 +395,10 @@ class TestInAPipeline:
         ("changes", "reason"),
         [
             ({"runs": "thread"}, 'runs="thread"'),
-            ({"compile": True}, "compile=True; computed in blocks of rows"),
+            ({"compile": True}, "a graph of torch.compile; computed in blocks of rows"),
             (
                 {"compile": True, "fn": lambda x: x.sum(), "inputs": "student", "options": {}},
-                "compile=True; computed with the array of student",
+                "a graph of torch.compile; computed with the array of student",
             ),
             ({"on_error": "skip"}, "it may be skipped"),
             ({"weight": torch.tensor(0.5)}, "its weight is an array"),

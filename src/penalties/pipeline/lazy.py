@@ -97,7 +97,7 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
     if term.runs != "inline" or term.asynchronous:
         return f'runs="{"async" if term.asynchronous else term.runs}"'
     if term.compile:
-        return "compile=True"
+        return "a graph of torch.compile"
     if facts_of(term.fn) is None:
         return "your own function"
     if not _takes_logits(term) or not term.differentiable or term.reduction == "none":
