@@ -13,7 +13,6 @@ from ...functional import target_logprobs
 from ...functional.blocks import block_rows
 from ...kernels.heads import Head
 from .batch import Batch
-from .losses import Loss
 from .model import LocalModel
 
 if TYPE_CHECKING:
@@ -66,11 +65,15 @@ def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
 
 
 def differentiated(
-    logits: Logits, targets: "Tensor", loss: Loss, arrays: "Mapping[str, Tensor]"
+    logits: Logits,
+    targets: "Tensor",
+    values: "Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Tensor]]",
+    arrays: "Mapping[str, Tensor]",
 ) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
     """The log-probabilities and the loss of each target, and the gradient of their sum at the parts of the logits.
 
-    Each block of logits is computed once: what the gradient there is multiplied by is known with its values.
+    `values` returns the loss of targets from their log-probabilities, and its gradient there; it gets their part of
+    `arrays`. Each block of logits is computed once: what the gradient there is multiplied by is known with its values.
     """
     import torch
 
@@ -83,12 +86,12 @@ def differentiated(
             point = head.block(rows).requires_grad_()
         with torch.enable_grad():
             logprobs = target_logprobs(point, targets[rows], logits=True).float()
-        values, slope = loss.values(logprobs.detach(), {name: array[rows] for name, array in arrays.items()})
+        lost, slope = values(logprobs.detach(), {name: array[rows] for name, array in arrays.items()})
         (gradient,) = torch.autograd.grad(logprobs, point, slope)
         with torch.no_grad():
             head.add(rows, gradient)
         found["logprobs"].append(logprobs.detach())
-        found["elementwise_loss"].append(values)
+        found["elementwise_loss"].append(lost)
     return {name: torch.cat(pieces) for name, pieces in found.items()}, head.gradients()
 
 
