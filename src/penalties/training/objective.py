@@ -170,7 +170,7 @@ def _made(
     base = None if loss_fn is None else _base(loss_fn, [name for name in references if name not in top_k])
     pipeline = Pipeline([ready(term) for term in terms], base=None if base is None else ready(base))
     for term in pipeline.all_terms:
-        _check_kind(term, candidates)
+        _check_kind(term, candidates, local=local)
         _check_likeliest(term, top_k, candidates)
         if is_ambiguous(term):
             expected = '"tokens" or "sequences": it is a mean, and reads an array for each datum'
@@ -180,7 +180,7 @@ def _made(
     return Objective(pipeline, reads, tuple(name for name in reads if is_local(name)), separation)
 
 
-def _check_kind(term: Term, candidates: int | None) -> None:
+def _check_kind(term: Term, candidates: int | None, *, local: bool) -> None:
     """Raise for a divergence over sampled tokens, and for an estimator over candidates that were not sampled."""
     facts = facts_of(term.fn)
     if facts is None or PACKED not in term.inputs.values():
@@ -188,10 +188,16 @@ def _check_kind(term: Term, candidates: int | None) -> None:
     name = facts.function.__name__
     if candidates is None and facts.distribution:
         estimator = _penalty_with("estimates", facts.divergence)
-        hint = f"use {estimator}, or " if estimator else ""
+        fixes = [f"use {estimator} for tokens that the model sampled"] if estimator else []
+        if local:
+            names = [name.removeprefix(FLAT) for name in term.inputs.values()]
+            logits = ["logits" if name == LOGPROBS else f"{name}{LOGITS}" for name in names if name != "mask"]
+            fixes.insert(0, f'read {" and ".join(logits)} with options={{"logits": True}}')
+        fixes.append("pass target_tokens of shape (N, K)")
+        *others, last = fixes
         raise InputError(
-            f"{term.name}: {name} needs full distributions, but each position has one sampled token; {hint}"
-            "pass target_tokens of shape (N, K)"
+            f"{term.name}: {name} needs full distributions, but each position has one sampled token; "
+            f"{', '.join(others) + ', or ' if others else ''}{last}"
         )
     if candidates is not None and facts.estimates is not None:
         raise InputError(

@@ -161,6 +161,13 @@ class TestExport:
         said = f"the whole model, after 3 steps: {tmp_path}/whole\n"
         assert run("export", adapted.folder, "--to", tmp_path / "whole", "--merged") == (0, said, "")
 
+    def test_an_adapter_that_vllm_does_not_load_is_noted(self, run: Run, base: Path, tmp_path: Path) -> None:
+        config = small(tmp_path, str(base), 'rank = 2\nmodules_to_save = ["lm_head"]', steps=1)
+        folder = train(config, tmp_path / "run").folder
+        _, out, _ = run("export", folder, "--to", tmp_path / "adapter")
+        assert "vLLM loads no adapter with model.modules_to_save; for vLLM, export the model with --merged" in out
+        assert "vLLM" not in run("export", folder, "--to", tmp_path / "merged", "--merged")[1]
+
     def test_a_folder_is_required(self, run: Run, adapted: RunFolder) -> None:
         status, _, err = run("export", adapted.folder)
         assert status == 2

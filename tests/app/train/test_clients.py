@@ -157,6 +157,27 @@ class TestMicroBatches:
         run = train(config, tmp_path / "run", resume=True)
         assert comparable(run.records()) == comparable(whole.records())
 
+    @pytest.mark.parametrize(
+        ("model", "more"),
+        [
+            ("lora_dropout = 0.3\ncheckpointing = true", {}),
+            ("lora_dropout = 0.3", {"packing": True}),
+            ('adapter = "none"', {}),
+            ('modules_to_save = ["lm_head"]', {"optimizer": "adamw8bit"}),
+        ],
+    )
+    @pytest.mark.slow
+    def test_with_options_of_the_model_resume_to_the_bit(
+        self, tmp_path: Path, model: str, more: dict[str, Any]
+    ) -> None:
+        limits = {"learning_rate": 0.01, "micro_batch_tokens": 30, **more}
+        config = toy_config(tmp_path, TERMS, f"[model]\n{model}\n", **limits)
+        whole = train(config, tmp_path / "whole")
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run", progress=killing(3))
+        run = train(config, tmp_path / "run", resume=True)
+        assert comparable(run.records()) == comparable(whole.records())
+
     def test_a_run_may_be_resumed_in_parts(self, tmp_path: Path) -> None:
         with pytest.raises(Interrupted):
             train(toy_config(tmp_path, TERMS), tmp_path / "run", progress=killing(3))

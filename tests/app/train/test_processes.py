@@ -80,6 +80,21 @@ inputs = "params"
 path = "lines.jsonl"
 eval_path = "held_out.jsonl"
 """
+# Terms that are sums or means over tokens, so that parts go through the model once.
+SUMS = f"""{CONFIG[: CONFIG.index("[[term]]")]}
+[[term]]
+fn = "js_divergence"
+weight = 0.1
+inputs = {{ p = "logits", q = "initial.logits", mask = "mask" }}
+options = {{ logits = true }}
+
+[[term]]
+fn = "l2"
+weight = 1e-3
+inputs = "logprobs"
+options = {{ reduction = "mean" }}
+
+{CONFIG[CONFIG.index("[data]") :]}"""
 PAUSE = """
 [[term]]
 fn = "tests.app.train.batch_terms:pausing"
@@ -87,14 +102,14 @@ weight = 0.0
 """
 
 
-def written(folder: Path, more: str = "") -> Path:
+def written(folder: Path, more: str = "", text: str = CONFIG) -> Path:
     lines(folder / "held_out.jsonl", LINES[:3])
-    return write(folder, CONFIG + more)
+    return write(folder, text + more)
 
 
-def trained(folder: Path, name: str, *arguments: str, count: int = 2, more: str = "") -> Run:
+def trained(folder: Path, name: str, *arguments: str, count: int = 2, more: str = "", text: str = CONFIG) -> Run:
     """A run in a folder, by so many processes, of which the first alone says anything."""
-    written(folder, more)
+    written(folder, more, text)
     first, *others = run(folder, "train", "run.toml", "--run", name, *arguments, count=count)
     assert (first.status, first.err) == (0, "")
     assert first.out.count(f"report: {name}/report.html") == 1
@@ -157,6 +172,18 @@ def test_two_processes_have_the_curve_the_log_and_the_weights_of_one(alone: Run,
 def test_sharded_weights_give_the_same(folder: Path, alone: Run) -> None:
     changed = ("--set", "train.shard=true", "--set", "train.micro_batch_tokens=40")
     assert_same_curve(trained(folder, "sharded", *changed), alone)
+
+
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_sums_over_parts_give_the_same_and_resume_to_the_bit(tmp_path: Path, shard: str) -> None:
+    parts = ("--set", "train.micro_batch_tokens=20", "--set", f"train.shard={shard}")
+    single = trained(tmp_path, "single", *parts[:2], count=1, text=SUMS)
+    assert_same_curve(trained(tmp_path, "both", *parts, text=SUMS), single)
+    drawing = (*parts, "--set", "model.lora_dropout=0.3")
+    expected = trained(tmp_path, "whole", *drawing, text=SUMS)
+    trained(tmp_path, "resumed", *drawing, "--set", "train.steps=4", text=SUMS)
+    found = trained(tmp_path, "resumed", *drawing, "--resume", text=SUMS)
+    assert all(torch.equal(weights(found)[name], one) for name, one in weights(expected).items())
 
 
 def test_three_processes_and_a_line_for_each_but_one(folder: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penalties as pn
-from penalties.training import Datum, ModelInput, forward_backward_custom
+from penalties.training import Datum, LocalTrainingClient, ModelInput, forward_backward_custom
 from tests.training.clients import RemoteClient, batch, datum
 from tests.training.custom_loss.cases import assert_trained_alike, squared
 
@@ -115,6 +115,32 @@ class TestBadInput:
                 [datum(0, 2)],
                 None,
                 regularizers=[pn.Term(name, inputs=inputs)],
+                references={"teacher": [np.zeros(2)]},
+            )
+
+    @pytest.mark.parametrize(
+        ("name", "remedies"),
+        [
+            (
+                "kl_divergence",
+                r'read logits and teacher\.logits with options=\{"logits": True\}, use kl_estimate for tokens that the '
+                r"model sampled, or pass target_tokens of shape \(N, K\)",
+            ),
+            (
+                "js_divergence",
+                r'read logits and teacher\.logits with options=\{"logits": True\}, or pass target_tokens',
+            ),
+            ("entropy", r'read logits with options=\{"logits": True\}, use entropy_estimate for'),
+        ],
+    )
+    def test_a_divergence_of_sampled_tokens_names_the_exact_one(self, name: str, remedies: str) -> None:
+        inputs = "logprobs" if name == "entropy" else {"p": "logprobs", "q": "teacher", "mask": "mask"}
+        with LocalTrainingClient("tiny", device="cpu") as client, pytest.raises(pn.InputError, match=remedies):
+            forward_backward_custom(
+                client,
+                [datum(0, 2)],
+                None,
+                regularizers=[pn.Term(getattr(pn, name), inputs=inputs)],
                 references={"teacher": [np.zeros(2)]},
             )
 

@@ -239,3 +239,19 @@ def test_a_graph_in_parts_is_of_one_state_of_the_parameters() -> None:
 def test_a_limit_must_be_a_count(limit: Any) -> None:
     with pytest.raises(pn.OptionError, match=r"micro_batch_tokens=.*; expected .*a whole number of at least 1"):
         LocalTrainingClient("tiny", micro_batch_tokens=limit)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "none"])
+def test_a_second_pass_computes_logits_once(monkeypatch: pytest.MonkeyPatch, adapter: str) -> None:
+    computed: list[int] = []
+    materialize = pn.Logits.materialize
+
+    def counted(logits: pn.Logits) -> Any:
+        computed.append(len(logits.hidden))
+        return materialize(logits)
+
+    with tiny(micro_batch_tokens=6, adapter=adapter) as client:
+        graph = client.forward_with_graph(data(6, 5, 4)).result(WAIT)
+        monkeypatch.setattr(pn.Logits, "materialize", counted)
+        graph.backward({"logprobs": [torch.ones_like(one) for one in graph.logprobs]})
+        assert computed == [6, 5, 4]

@@ -43,3 +43,5 @@ def command(
     elif not quiet:
         what = "the whole model" if merged or trained.whole else f"the adapter of {trained.config.model.name}"
         say(f"{what}, after {counted(trained.checkpoint.step, 'step')}: {to}")
+        if trained.config.model.modules_to_save and not merged:
+            say("note: vLLM loads no adapter with model.modules_to_save; for vLLM, export the model with --merged")

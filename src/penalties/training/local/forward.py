@@ -14,7 +14,6 @@ from ...functional.blocks import block_rows
 from ...kernels.heads import Head
 from ...kernels.picking import picked
 from .batch import Batch
-from .losses import Loss
 from .model import LocalModel
 
 if TYPE_CHECKING:
@@ -77,19 +76,23 @@ def run(model: LocalModel, batch: Batch, hidden: Sequence[int] = ()) -> Passed:
 
 
 def differentiated(
-    logits: Logits, targets: "Tensor", loss: Loss, arrays: "Mapping[str, Tensor]"
+    logits: Logits,
+    targets: "Tensor",
+    values: "Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Tensor]]",
+    arrays: "Mapping[str, Tensor]",
 ) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
     """The log-probabilities and the loss of each target, and the gradient of their sum at the parts of the logits.
 
-    Each block of logits is computed once: what the gradient there is multiplied by is known with its values.
+    `values` returns the loss of targets from their log-probabilities, and its gradient there; it gets their part of
+    `arrays`. Each block of logits is computed once: what the gradient there is multiplied by is known with its values.
     """
     import torch
 
     pieces: list[Tensor] = []
 
     def slopes_of(rows: slice, logprobs: "Tensor") -> "Tensor":
-        values, slopes = loss.values(logprobs, {name: array[rows] for name, array in arrays.items()})
-        pieces.append(values)
+        lost, slopes = values(logprobs, {name: array[rows] for name, array in arrays.items()})
+        pieces.append(lost)
         return slopes
 
     logprobs, gradients = _in_blocks(logits, targets, slopes_of)

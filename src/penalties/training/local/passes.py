@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...arrays import Logits
 from .batch import Batch
-from .forward import Passed, run
+from .forward import Passed, by_parameter, differentiated, run
 from .model import LocalModel
 from .parts import Parts
 from .randomness import Draws, repeated
@@ -43,11 +43,15 @@ class Reads:
 
     def of(self, model: LocalModel, batch: Batch) -> dict[str, Any]:
         """One pass through the model: the tensors by name."""
-        passed = run(model, batch, self.layers)
+        return self.among(run(model, batch, self.layers))
+
+    def among(self, passed: Passed, *, logprobs: bool = True) -> dict[str, Any]:
+        """The tensors of a pass by name."""
         if self.logits and not self.lazy and isinstance(passed.logits, Logits):
             passed = Passed(passed.logits.materialize(), passed.targets, passed.hidden)
         found: dict[str, Any] = {f"hidden.{layer}": states for layer, states in passed.hidden.items()}
-        return found | ({"logits": passed.logits} if self.logits else {}) | {"logprobs": passed.logprobs}
+        found |= {"logits": passed.logits} if self.logits else {}
+        return found | ({"logprobs": passed.logprobs} if logprobs else {})
 
 
 class Kept:
@@ -138,10 +142,32 @@ def pull_parts(
         rows, width = slice(start, start + len(part.positions)), part.targets.shape[1]
         here = {name: one[rows, :width] if name == "logprobs" else one[rows] for name, one in slopes.items()}
         with torch.enable_grad(), draws[index].again() if draws else nullcontext():
-            on_graph = reads.of(model, part)
-        gradients = added(gradients, _propagated(model, on_graph, here))
+            passed = run(model, part, reads.layers)
+        gradients = added(gradients, _propagated_once(model, passed, reads, here))
         start = rows.stop
     return gradients
+
+
+def _propagated_once(
+    model: LocalModel, passed: Passed, reads: Reads, slopes: "Mapping[str, Tensor]"
+) -> "list[Tensor | None]":
+    """The gradient at each parameter, from those at the tensors of a pass.
+
+    Log-probabilities are not needed, only their gradient: it takes one computation of each block of logits.
+    """
+    logits = passed.logits
+    if "logprobs" not in slopes or not isinstance(logits, Logits) or (reads.logits and not reads.lazy):
+        return _propagated(model, reads.among(passed), slopes)
+    _, parts = differentiated(
+        logits, passed.targets, lambda values, given: (values, given["slope"]), {"slope": slopes["logprobs"]}
+    )
+    at_head = by_parameter(model.parameters, logits, parts)
+    others = {name: one for name, one in slopes.items() if name not in ("logprobs", "logits")}
+    at_logits = parts["hidden"] if "logits" not in slopes else parts["hidden"] + slopes["logits"]
+    found = _propagated(
+        model, {**reads.among(passed, logprobs=False), "logits": logits}, {**others, "logits": at_logits}
+    )
+    return added(found, [at_head.get(name) for name in model.parameters])
 
 
 def _propagated(

@@ -204,7 +204,7 @@ class PassingClient:
                 passed = run(model, batch)
                 if loss is not None and backward and isinstance(passed.logits, Logits):
                     live = passed.logits.hidden
-                    found, slopes = differentiated(passed.logits, passed.targets, loss, arrays)
+                    found, slopes = differentiated(passed.logits, passed.targets, loss.values, arrays)
                     slope = slopes["hidden"]
                     at_head = by_parameter(model.parameters, passed.logits, slopes)
                     head = [at_head.get(name) for name in model.parameters]
