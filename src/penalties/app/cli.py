@@ -136,7 +136,8 @@ def _of_click(error: Any) -> tuple[list[str], int]:
         return ["interrupted"], FAILED
     context = getattr(error, "ctx", None)
     hint = [f"see: {context.command_path} --help"] if context is not None else []
-    return [*_short(str(error.format_message()))[:1], *hint], error.exit_code
+    # Click writes each choice on a line of its own.
+    return [" ".join(str(error.format_message()).split()), *hint], error.exit_code
 
 
 def _short(message: str) -> list[str]:

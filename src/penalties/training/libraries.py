@@ -3,12 +3,17 @@
 import contextlib
 import importlib
 import logging
+import threading
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 from ..errors import MissingLibraryError
 
 __all__ = ["library", "without_remarks"]
+
+_lock: Final = threading.Lock()
+_levels: Final[list[int]] = []
+"""For each block without remarks, the level of bitsandbytes before all of them."""
 
 
 def library(what: str, package: str, extra: str) -> Any:
@@ -21,11 +26,23 @@ def library(what: str, package: str, extra: str) -> Any:
 
 @contextlib.contextmanager
 def without_remarks() -> Generator[None]:
-    """Keep bitsandbytes quiet, which peft imports where it is installed: it warns of kernels that nobody here needs."""
+    """Keep bitsandbytes quiet, which peft imports where it is installed: it warns of kernels that nobody here needs.
+
+    With weights of 8 bits it also says in each pass of each layer that it computes in float16.
+    """
     logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    with _lock:
+        # Threads overlap: the level is restored when the last one is done.
+        if not _levels:
+            before = logger.level
+            logger.setLevel(logging.ERROR)
+        else:
+            before = _levels[0]
+        _levels.append(before)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        with _lock:
+            before = _levels.pop()
+            if not _levels:
+                logger.setLevel(before)

@@ -52,6 +52,12 @@ def test_a_student_comes_nearer_to_the_teacher_that_a_recipe_trained(run: Run) -
     assert 0 < last < 0.7 * first
 
 
+def test_a_command_without_a_recipe_names_them(run: Run) -> None:
+    status, _, err = run("init")
+    assert status == 2
+    assert err.startswith("error: Missing argument '{sft|dpo|distill}'. Choose from: sft, dpo, distill\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs_to_its_end(run: Run, recipe: str) -> None:

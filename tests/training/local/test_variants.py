@@ -193,10 +193,13 @@ class TestQuantized:
                 client.optim_step(AdamParams(1e-2)).result(WAIT)
             assert client.forward(batch).result(WAIT).metrics["loss:sum"] < before
 
-    def test_resuming_is_the_same_to_the_bit(self, tmp_path: Path, bits: Any, tolerance: float) -> None:
+    def test_resuming_is_the_same_to_the_bit(
+        self, tmp_path: Path, bits: Any, tolerance: float, caplog: pytest.LogCaptureFixture
+    ) -> None:
         folder = saved(tmp_path, "llama", **HEADS)
         with LocalTrainingClient(folder, device="cpu", quantize=bits, checkpoints=tmp_path) as client:
             train(client, 0)
+            assert not [one for one in caplog.records if one.name.startswith("bitsandbytes")], "a remark in each pass"
             path = client.save_state("one").result(WAIT).path
             expected, final = train(client, 1), weights(client)
         with LocalTrainingClient(folder, device="cpu", quantize=bits) as client:

@@ -55,7 +55,8 @@ def load(
         base.base_model.compile(backend=_compiler(options.compile))
     loaded = LocalModel(str(name), model, options, where, before)
     # Before anything else passes through it, and before weights are trained that the fingerprint is of.
-    _ = loaded.random, None if options.lora else loaded.fingerprint
+    with without_remarks():
+        _ = loaded.random, None if options.lora else loaded.fingerprint
     return loaded
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ...arrays import Logits
 from ...errors import OptionError
+from ..libraries import without_remarks
 from .options import ModelOptions
 from .tiny import ByteTokenizer
 
@@ -51,7 +52,12 @@ class LocalModel:
         The mode is that of the whole model, so passes of several threads take turns. Dropout draws from torch's own
         generators, which are seeded from `generator` for this pass, and restored.
         """
-        with self._lock, self._mode(training and self._trains_differently):
+        talks = self.options.quantize == "8bit"
+        with (
+            self._lock,
+            without_remarks() if talks else contextlib.nullcontext(),
+            self._mode(training and self._trains_differently),
+        ):
             drawn = generator is not None and training and self.random
             with self._seeded(generator) if drawn else contextlib.nullcontext():
                 yield

@@ -173,8 +173,10 @@ class Group:
     def in_turn(self) -> Generator[Callable[[], None]]:
         """The processes of a machine one after another, each until it calls what this yields, or fails."""
         torch: Any = importlib.import_module("torch")
-        here = int(os.environ.get("LOCAL_RANK", self.rank))
-        following = here + 1 < int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        # A launcher that does not say which are on this machine has all of them take turns.
+        here, count = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        here, count = (self.rank, self.size) if here is None or count is None else (int(here), int(count))
+        following = here + 1 < count
         turn, told = torch.zeros(1), False
 
         def done() -> None:
