@@ -8,13 +8,13 @@ import pytest
 
 from penalties.app.report import make, read
 from penalties.app.report.comparison.contenders import contenders, ranking
-from penalties.app.report.comparison.sections import comparison_figures, run_rows
+from penalties.app.report.comparison.sections import comparison_charts, run_rows
 from penalties.app.report.comparison.verdict import compare
 from penalties.app.report.config_text import differences, toml
 from penalties.app.report.summary import summarise
 from penalties.app.runs.disk import RunError
 
-from .pictures import Picture
+from .drawn import drawings
 from .synthetic import Part, config, write_run
 
 
@@ -328,38 +328,31 @@ def test_metrics_are_on_the_same_axes(tmp_path):
     lines[-1]["loss"]["base_loss"]["custom"] = {"accuracy": 0.25}
     spoken = {"kind": "samples", "step": 3, "samples": [], "metrics": {"exact_match": 0.5}}
     (a / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, spoken]))
-    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
+    figures = {figure.title: figure for figure in comparison_charts(entered(a, b))}
     own = ["base_loss/accuracy", "base_loss/accuracy, held out", "kl/kl_max", "exact_match"]
-    assert list(figures)[-4:] == own
-    assert [figure.note for figure in figures.values()][-4:-2] == ["in training", "on data that is not trained on"]
+    assert list(figures)[-5:-1] == own
+    assert [figure.note for figure in figures.values()][-5:-3] == ["in training", "on data that is not trained on"]
 
 
 def test_runs_are_on_the_same_axes(tmp_path):
     a, b = run(tmp_path, "a", 2.0, held_out=1.5), run(tmp_path, "b", 1.0, terms=("kl",))
-    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
-    assert list(figures) == ["Base loss", "Held-out loss", "Total loss", "Gradient norm", "kl", "l1"]
-    picture = Picture(figures["Base loss"])
-    assert picture.column("a") == [6, 5, 4, 2]
-    assert picture.column("b") == [5, 4, 3, 1]
-    assert [name for _, name in figures["l1"].legend] == ["a"]
-    assert {(figure.first, figure.last) for figure in figures.values()} == {(1, 4)}
-    assert {end.letter for end in figures["Base loss"].ends} == {"A", "B"}
+    charts = {chart.title: chart for chart in comparison_charts(entered(a, b))}
+    assert list(charts) == ["Held-out base loss", "Base loss", "Total loss", "kl", "l1", "Gradient norm"]
+    drawn = drawings(make([a, b]).html)["Base loss"]
+    assert drawn.line("a") == {1: 6, 2: 5, 3: 4, 4: 2}
+    assert drawn.line("b") == {1: 5, 2: 4, 3: 3, 4: 1}
+    assert [name for name, *_ in charts["l1"].legend] == ["a"]
+    assert [letter for *_, letter in charts["Base loss"].legend] == ["A", "B"]
+    assert charts["Held-out base loss"].ends == (2, 4)
 
 
-def test_what_is_not_finite_is_marked_by_run(tmp_path):
-    a, b, c = (run(tmp_path, name, 2.0, settings=None, nan_from=at) for name, at in (("a", 2), ("b", 2), ("c", 9)))
-    figure = comparison_figures(entered(a, b, c), 100)[0]
-    (mark,) = figure.marks
-    assert mark.words == "A, B"
-    assert mark.title == "NaN or infinite: a, steps 2 to 4\nNaN or infinite: b, steps 2 to 4"
-    assert [band.get("class") for band in Picture(figure).shapes("gap")] == ["gap of r0", "gap of r1 dash1"]
-
-
-def test_letters_stand_where_each_line_ends(tmp_path):
-    a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 2.0, steps=2, weight=0.2)
-    figure = comparison_figures(entered(a, b), 100)[0]
-    assert [(end.letter, round(end.left)) for end in figure.ends] == [("A", 100), ("B", 33)]
-    assert [one["letter"] for one in Picture(figure).data["series"]] == ["A", "B"]
+def test_what_is_not_finite_is_said_by_run(tmp_path):
+    a, b, c = (run(tmp_path, name, 2.0, settings=None, nan_from=at) for name, at in (("a", 2), ("b", 4), ("c", 9)))
+    charts = {chart.title: chart for chart in comparison_charts(entered(a, b, c))}
+    assert charts["Base loss"].signs == [
+        ("broken", "A NaN or infinite: steps 2 to 4"),
+        ("broken", "B NaN or infinite: step 4"),
+    ]
 
 
 def test_differences_are_listed_by_key(tmp_path):

@@ -14,29 +14,21 @@ from ...errors import MissingLibraryError
 from ...files import write_atomically
 from ..problems import counted
 from ..runs.disk import RunError, writing
+from .charts.chart import SIGNS
+from .charts.columns import buckets_for
 from .charts.palette import css
-from .charts.scales import seconds, steps_shown
 from .comparison.contenders import Contender, contenders
-from .comparison.sections import comparison_figures, run_rows
+from .comparison.sections import comparison_charts, run_rows
 from .comparison.verdict import compare
 from .config_text import differences, toml
 from .folders import named, runs_in
+from .numbers import seconds, steps_shown
 from .reading import read
 from .resources import environments, pace
 from .runlog import RunLog
-from .sections import (
-    colors,
-    cosines,
-    count_series,
-    events,
-    failures,
-    figures,
-    samples,
-    term_note,
-    term_rows,
-    time_rows,
-)
+from .sections import colors, sections
 from .summary import Summary, summarise
+from .tables import cosines, events, failures, samples, term_note, term_rows, time_rows
 from .verdict.findings import Verdict
 from .verdict.judge import judge
 from .verdict.sentences import short
@@ -45,10 +37,10 @@ __all__ = ["Report", "make"]
 
 _HERE: Final = Path(__file__).parent
 
-_VALUES: Final = 150_000
-"""How many numbers a page may draw: each takes about 17 bytes, and a page should stay below 4 MB."""
-_POINTS: Final = (120, 1000)
-"""The minimum and maximum number of points in a chart."""
+_SCRIPT: Final = ("numbers", "runs", "scales", "figure", "lines", "marks", "points", "menu", "page")
+"""The files of the page's script, in their order: each uses those before it."""
+_SMOOTHED: Final = 300
+"""From this number of steps on, charts are smoothed a little at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +73,59 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
     several = len(found) > 1
-    metrics = {key for log in logs for key in log.own_metrics()} if several else set[tuple[str, str]]()
-    drawn = sum(map(count_series, logs)) + (len(css_of) + 4 + 2 * len(metrics)) * len(found) * several
-    points = min(max(_VALUES // drawn, _POINTS[0]), _POINTS[1])
     verdicts = {one.letter: judge(one.run, one.summary) for one in found}
     comparison = compare(found) if several else None
-    title = names[0] if not several else f"{len(found)} runs compared"
-    style, script = ((_HERE / name).read_text("utf-8") for name in ("style.css", "script.js"))
+    together = comparison_charts(found) if several else []
+    runs = [_run(one, verdicts[one.letter], css_of) for one in found]
+    # Now that all charts are known.
+    buckets, exact = buckets_for([one.columns for one in found])
+    longest = max((len(log.steps) for log in logs), default=0)
     html = _template().render(
-        title=title,
-        style=f"{style}\n{css(len({one.group for one in found}))}",
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        title=names[0] if not several else f"{len(found)} runs compared",
+        style="\n".join(
+            [_text("vendor/uplot/uPlot.min.css"), _text("style.css"), css(len({one.group for one in found}))]
+        ),
+        scripts=_scripts(),
         description=(comparison or verdicts[found[0].letter]).summary,
         several=several,
         comparison=comparison,
-        comparison_figures=comparison_figures(found, points) if several else [],
+        together=together,
         rows=list(zip(found, run_rows(found), strict=True)),
         unlike=differences([log.config for log in logs]) if several else {},
-        runs=[_run(one, verdicts[one.letter], css_of, points) for one in found],
+        runs=runs,
         css_of={"term": css_of, "run": {one.name: one.css for one in found}},
+        numbers=[(one.letter, one.columns.data(buckets, exact=exact)) for one in found],
+        axes=[axis for axis in ("tokens", "seconds") if all(one.columns.over(axis) for one in found)],
+        smoothing=2 if longest >= _SMOOTHED else 0,
+        thinned=_thinned(longest, buckets, exact),
+        signs=SIGNS,
     )
     return Report(html.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
 
 
-def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) -> dict[str, Any]:
+def _thinned(longest: int, buckets: int, exact: bool) -> str:
+    """What of the numbers of a log the page has; nothing if it has all of them."""
+    digits = "" if exact else "Numbers have six digits. "
+    if longest <= 3 * buckets:
+        return digits
+    kept = f"Charts keep the minimum, the maximum and the last of each of {steps_shown(buckets)} parts of a long run"
+    return f"{digits}{kept}; what is smoothed are the means of these parts. The log has every step. "
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_HERE / name).read_text("utf-8")
+
+
+@functools.cache
+def _scripts() -> list[tuple[str, str]]:
+    """The scripts of the page, and what the security policy knows them by."""
+    own = "\n".join(_text(f"script/{name}.js") for name in _SCRIPT)
+    scripts = [_text("vendor/uplot/uPlot.iife.min.js"), f'(() => {{\n"use strict";\n{own}}})();']
+    return [(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()) for text in scripts]
+
+
+def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, Any]:
     """What the template shows about a run."""
     run, summary = one.run, one.summary
     return {
@@ -114,11 +134,11 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) 
         "css": one.css,
         "facts": _facts(run, summary),
         "verdict": verdict,
-        "figures": figures(run, css_of, points),
-        "pace": pace(run, summary),
+        "sections": sections(run, css_of, one.columns),
+        "pace": pace(run, summary, one.columns),
         "terms": term_rows(summary, css_of),
         "terms_note": term_note(summary),
-        "cosines": cosines(run, summary, css_of),
+        "cosines": cosines(run, summary, css_of, one.columns),
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),
         "samples": samples(run),

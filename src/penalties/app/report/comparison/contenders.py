@@ -11,8 +11,9 @@ from typing import Any, Final, cast
 import numpy as np
 
 from ....pipeline.output import BASE
+from ..charts.columns import Columns
 from ..charts.palette import run_class
-from ..charts.scales import shown
+from ..numbers import shown
 from ..runlog import RunLog, Series
 from ..summary import Summary, ends
 from ..verdict.sentences import RunName, Sentence, some
@@ -34,6 +35,8 @@ class Contender:
     css: str
     run: RunLog
     summary: Summary
+    columns: Columns
+    """What its charts draw."""
     group: int
     """The index of its group: runs that differ only in their seeds."""
 
@@ -109,7 +112,8 @@ def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequ
         again[whole] += 1
         css = run_class(group, seeds.setdefault(group, 0))
         seeds[group] += 1
-        found.append(Contender(_letter(index), name, css, run, summary, group))
+        letter = _letter(index)
+        found.append(Contender(letter, name, css, run, summary, Columns(letter, run), group))
     return found
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...problems import counted
-from ..charts.scales import percent, shown, steps_shown
 from ..config_text import differences
+from ..numbers import percent, shown, steps_shown
 from ..verdict.findings import Finding, Verdict
 from ..verdict.sentences import Name, RunName, Sentence, clauses, listed, some
 from .contenders import Contender, Group, Ranking, between, ranking, seedless

@@ -9,7 +9,7 @@ import numpy as np
 from ....pipeline.explanation import EXPLOSION_RATIO
 from ....pipeline.output import BASE
 from ...problems import counted
-from ..charts.scales import percent, shown, steps_shown
+from ..numbers import percent, shown, steps_shown
 from ..runlog import RunLog
 from ..summary import Ends, Summary
 from .findings import Finding

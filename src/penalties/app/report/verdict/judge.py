@@ -8,7 +8,7 @@ import numpy as np
 
 from ....pipeline.output import BASE
 from ...problems import counted
-from ..charts.scales import shown, steps_shown
+from ..numbers import shown, steps_shown
 from ..runlog import RunLog, Series
 from ..summary import Ends, Summary
 from .findings import Finding, Verdict

@@ -8,8 +8,8 @@ import numpy as np
 from ....pipeline.explanation import CONFLICT
 from ....pipeline.output import BASE
 from ...problems import counted
-from ..charts.scales import percent, seconds, shown, steps_shown
 from ..failures import kinds
+from ..numbers import percent, seconds, shown, steps_shown
 from ..runlog import RunLog, inputs_in_words
 from ..summary import Pair, Summary, TermSummary
 from .findings import Finding
