@@ -17,7 +17,7 @@ _FEW: Final = 40
 """Buckets of a small line without axes."""
 _EXACT: Final = 50_000
 """A page with no more numbers than this has all digits of each."""
-_NUMBERS: Final = 300_000
+_NUMBERS: Final = 280_000
 """About how many numbers a page may hold: each takes about ten bytes, and a page should stay below 4 MB."""
 _MOST: Final = 1e300
 _LEAST: Final = 50
