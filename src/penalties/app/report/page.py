@@ -76,6 +76,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
     verdicts = {one.letter: judge(one.run, one.summary) for one in found}
     comparison = compare(found) if several else None
     together = comparison_charts(found) if several else []
+    header, cells = run_rows(found)
     runs = [_run(one, verdicts[one.letter], css_of) for one in found]
     # Now that all charts are known.
     buckets, exact = buckets_for([one.columns for one in found])
@@ -90,7 +91,8 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
         several=several,
         comparison=comparison,
         together=together,
-        rows=list(zip(found, run_rows(found), strict=True)),
+        header=header,
+        rows=list(zip(found, cells, strict=True)),
         unlike=differences([log.config for log in logs]) if several else {},
         runs=runs,
         css_of={"term": css_of, "run": {one.name: one.css for one in found}},

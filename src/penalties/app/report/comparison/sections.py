@@ -8,22 +8,28 @@ from ..charts.chart import Chart, Size
 from ..charts.lines import Line, Look, lines
 from ..numbers import seconds, shown, steps_shown
 from ..runlog import EMPTY, Series
-from .contenders import Contender
+from .contenders import Contender, ranking
 
-__all__ = ["comparison_charts", "run_rows"]
+__all__ = ["comparison_charts", "metrics_of", "run_rows"]
 
 
-def run_rows(found: Sequence[Contender]) -> list[list[str]]:
-    """The cells of each run in the table: steps, losses, failures, time, memory."""
+def run_rows(found: Sequence[Contender]) -> tuple[list[str], list[list[str]]]:
+    """The header of the table of runs, and the cells of each: steps, losses, failures, time, memory.
+
+    The held-out loss is that of the step at which runs are compared.
+    """
+    order = ranking(found)
+    held_out = f"held-out at step {steps_shown(order.step)}" if order.held_out else "held-out"
     rows: list[list[str]] = []
     for one in found:
-        held_out = one.run.evaluations.loss
+        series = one.run.evaluations.loss
+        compared = series.at(order.step) if order.held_out else float(series.values[-1]) if len(series) else None
         rate = one.summary.tokens / one.summary.seconds if one.summary.seconds else 0.0
         rows.append(
             [
                 _steps(one),
                 _base(one),
-                shown(float(held_out.values[-1])) if len(held_out) else "–",
+                "–" if compared is None else shown(compared),
                 steps_shown(len(one.summary.broken)),
                 steps_shown(one.summary.failures),
                 seconds(one.summary.seconds) if one.summary.seconds else "–",
@@ -31,7 +37,7 @@ def run_rows(found: Sequence[Contender]) -> list[list[str]]:
                 "–" if one.summary.memory is None else sized(one.summary.memory),
             ]
         )
-    return rows
+    return ["steps", "base loss", held_out, "not finite", "failures", "time", "tokens/s", "memory"], rows
 
 
 def _steps(one: Contender) -> str:
@@ -73,15 +79,25 @@ def _metrics(found: Sequence[Contender]) -> list[Chart | None]:
     charts: list[Chart | None] = []
     own = [one.run.own_metrics() for one in found]
     for name, metric in dict.fromkeys(key for metrics in own for key in metrics):
-        both = [metrics.get((name, metric), (EMPTY, EMPTY)) for metrics in own]
-        title, held_out = f"{name}/{metric}", [held for _, held in both]
-        charts.append(_chart(title, found, [trained for trained, _ in both], note="in training"))
-        note = "on data that is not trained on"
-        charts.append(_chart(f"{title}, held out", found, held_out, note=note, held_out=True))
-    for name in dict.fromkeys(name for one in found for name in one.run.task):
-        series = [one.run.task.get(name, EMPTY) for one in found]
-        charts.append(_chart(name, found, series, note="over samples for held-out prompts", held_out=True))
+        trained = [metrics.get((name, metric), (EMPTY, EMPTY))[0] for metrics in own]
+        charts.append(_chart(f"{name}/{metric}", found, trained, note="in training"))
+    for name, series in metrics_of(found).items():
+        samples = any(name in one.run.task for one in found)
+        note = "over samples for held-out prompts" if samples else "on data that is not trained on"
+        title = name if samples else f"{name}, held out"
+        charts.append(_chart(title, found, series, note=note, held_out=True))
     return charts
+
+
+def metrics_of(found: Sequence[Contender]) -> dict[str, list[Series]]:
+    """The metrics on held-out data and over samples by name, of each run; an empty series where a run has none."""
+    own = [one.run.own_metrics() for one in found]
+    metrics: dict[str, list[Series]] = {}
+    for name, metric in dict.fromkeys(key for one in own for key in one):
+        metrics[f"{name}/{metric}"] = [one.get((name, metric), (EMPTY, EMPTY))[1] for one in own]
+    for name in dict.fromkeys(name for one in found for name in one.run.task):
+        metrics[name] = [one.run.task.get(name, EMPTY) for one in found]
+    return metrics
 
 
 def _chart(

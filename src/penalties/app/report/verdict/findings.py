@@ -24,6 +24,7 @@ _LABELS: Final = {
     "lengths": "Steps",
     "unlike": "Not alike",
     "compared": "Compared",
+    "metrics": "Metrics",
 }
 """The kinds of findings, and what a page calls each."""
 
