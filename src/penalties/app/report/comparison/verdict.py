@@ -37,7 +37,7 @@ def compare(found: Sequence[Contender]) -> Verdict:
     if why:
         values = [(RunName(one.name), f" {shown(end)}") for group in order.groups for one, end in group.each]
         text = (f"The {order.what}{_at(order)}: ", *listed(values[:_LISTED]), ". It ranks nothing: ", *why, ".")
-        findings = [Finding("outcome", text), *_lengths(found, order), *_lost(order)]
+        findings = [Finding("ranking", text), *_lengths(found, order), *_lost(order)]
         headline: Sentence = ("The runs are not ranked: ", *why)
     else:
         headline = _first(order)
@@ -89,20 +89,20 @@ def _outcome(order: Ranking) -> Iterator[Finding]:
         return
     best, *others = order.groups
     if not others:
-        yield Finding("outcome", (*best.title, f" {_ends(best, order)} a {order.what} of {best.shown}."))
+        yield Finding("ranking", (*best.title, f" {_ends(best, order)} a {order.what} of {best.shown}."))
         return
-    yield Finding("outcome", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
+    yield Finding("ranking", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
     second, last = others[0], others[-1]
     follow = "follows" if len(second.members) == 1 else "follow"
-    yield Finding("outcome", (*second.title, f" {follow}, with {second.shown}{_more(second, best)}."))
+    yield Finding("ranking", (*second.title, f" {follow}, with {second.shown}{_more(second, best)}."))
     apart = between(best, second)
     if apart.mixed:
-        yield Finding("outcome", ("Which of these two is lower depends on the seed: the difference may be chance.",))
+        yield Finding("ranking", ("Which of these two is lower depends on the seed: the difference may be chance.",))
     elif apart.seeds < _FEW and not apart.small:
         seeds = "one seed" if apart.seeds == 1 else f"{apart.seeds} seeds"
-        yield Finding("outcome", (f"With {seeds} the difference may be chance.",))
+        yield Finding("ranking", (f"With {seeds} the difference may be chance.",))
     if len(others) > 1:
-        yield Finding("outcome", (*last.title, f" {_ends(last, order)} the highest: {last.shown}{_more(last, best)}."))
+        yield Finding("ranking", (*last.title, f" {_ends(last, order)} the highest: {last.shown}{_more(last, best)}."))
 
 
 def _ends(group: Group, order: Ranking) -> str:

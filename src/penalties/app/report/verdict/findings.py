@@ -21,6 +21,7 @@ _LABELS: Final = {
     "failed": "Failed",
     "slow": "Slow",
     "run": "The run",
+    "ranking": "Ranking",
     "lengths": "Steps",
     "unlike": "Not alike",
     "compared": "Compared",
