@@ -60,7 +60,8 @@ def test_without_gradients_shares_are_of_the_loss(tmp_path):
         "kl": Part(lambda step: -1.0, lambda step: 0.5, None),
         "l1": Part(lambda step: 1.0, lambda step: 1e-3, None),
     }
-    found = verdict(write_run(tmp_path, steps=4, base=base(norm=None), parts=parts))
+    off = config(["kl", "l1"], 4, gradients_every=0)
+    found = verdict(write_run(tmp_path, steps=4, base=base(norm=None), parts=parts, settings=off))
     assert told(found, "gradient") == [
         "Shares of the loss, on average: base_loss 80 % and kl 20 %; "
         "gradients were not measured (train.gradients_every = 0)."

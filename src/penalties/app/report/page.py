@@ -3,6 +3,8 @@
 import base64
 import functools
 import hashlib
+import html
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from .comparison.sections import comparison_charts, run_rows
 from .comparison.verdict import compare
 from .config_text import differences, toml
 from .folders import named, runs_in
+from .histories import read_sink
 from .numbers import seconds, steps_shown
 from .reading import read
 from .resources import environments, pace
@@ -51,8 +54,13 @@ class Report:
     verdicts: dict[str, Verdict]
     comparison: Verdict | None
 
-    def save(self, path: Path) -> None:
+    def _repr_html_(self) -> str:
+        """The page, in a frame, where a notebook shows it."""
+        return f'<iframe srcdoc="{html.escape(self.html)}" style="width:100%;height:800px;border:0"></iframe>'
+
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to one file that works offline; a reader never sees an incomplete page."""
+        path = Path(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Half of a surrogate pair, as in a name that is not UTF-8, is shown as an escape.
@@ -60,11 +68,14 @@ class Report:
 
 
 def make(runs: Sequence[Path]) -> Report:
-    """The report of these runs, not yet written; the folder of an ablation stands for the runs in it."""
+    """The report of these runs, not yet written; the folder of an ablation stands for the runs in it.
+
+    A file is a log that another loop wrote by `telemetry.JSONLines`.
+    """
     if not runs:
         raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
-    return compose([read(folder) for folder in folders], named(folders))
+    return compose([read_sink(one) if one.is_file() else read(one) for one in folders], named(folders))
 
 
 @np.errstate(all="ignore")
@@ -81,7 +92,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
     # Now that all charts are known.
     buckets, exact = buckets_for([one.columns for one in found])
     longest = max((len(log.steps) for log in logs), default=0)
-    html = _template().render(
+    page = _template().render(
         title=names[0] if not several else f"{len(found)} runs compared",
         style="\n".join(
             [_text("vendor/uplot/uPlot.min.css"), _text("style.css"), css(len({one.group for one in found}))]
@@ -102,7 +113,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
         thinned=_thinned(longest, buckets, exact),
         signs=SIGNS,
     )
-    return Report(html.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
+    return Report(page.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
 
 
 def _thinned(longest: int, buckets: int, exact: bool) -> str:
@@ -145,6 +156,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, 
         "failures": failures(run, css_of),
         "samples": samples(run),
         "events": events(run),
+        "folder": run.folder,
         "config": None if run.config is None else toml(run.config),
         "environments": environments(run),
     }

@@ -108,7 +108,8 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
         yield Finding("run", ("It was resumed ", *listed(words), "."))
     done = int(run.steps[-1]) if len(run.steps) else 0
     wanted = run.wanted
-    if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
+    # Of another loop nothing says how long it should be.
+    if done and run.folder and "finished" not in kinds and not (wanted is not None and done >= wanted):
         after = (
             f"{steps_shown(done)} of {steps_shown(wanted)} steps"
             if wanted is not None

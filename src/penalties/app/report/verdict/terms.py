@@ -65,7 +65,7 @@ def shares(run: RunLog, summary: Summary) -> Iterator[Finding]:
 
 def _unmeasured(run: RunLog) -> str:
     """The setting that turned measurements off, if one did."""
-    return "" if run.training("gradients_every") else " (train.gradients_every = 0)"
+    return "" if run.config is None or run.training("gradients_every") else " (train.gradients_every = 0)"
 
 
 def _apart(run: RunLog, summary: Summary) -> Iterator[Finding]:
