@@ -305,6 +305,21 @@ def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_pat
         tab.close()
 
 
+def test_a_page_of_ten_long_runs_is_painted_at_once(driver: Browser, tmp_path):
+    page = tmp_path / "report.html"
+    log = long_run(10_000)
+    report.Report(compose([log] * 10, [f"run {place}" for place in range(10)]).html, {}, None).save(page)
+    paints: list[float] = []
+    for _ in range(3):
+        tab = driver.open(page, DESKTOP)
+        try:
+            settle(tab)
+            paints.append(tab.run("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        finally:
+            tab.close()
+    assert min(paints) < 500
+
+
 def test_ten_runs_of_100_000_steps_stay_smooth(driver: Browser, tmp_path):
     page = tmp_path / "report.html"
     log = long_run(100_000, terms=3)
