@@ -191,7 +191,7 @@ class Lines extends Figure {
     // An axis starts where the data does: on a log one, that is no number for a label.
     const round = (value) => this.scale !== "log" || [1, 2, 5].includes(Number(value.toExponential(6).split("e")[0]));
     const words = (_, splits) => splits.map((one) => (one === null || !round(one) ? "" : tick(one)));
-    const y = { size: 54, gap: 4, grid: this.grid(), values: words };
+    const y = { size: 54, gap: 4, ...(this.scale === "log" ? { grid: DECADES } : {}), values: words };
     const axis = AXES[this.group.axis()];
     const x = { size: 28, gap: 4, space: 70, values: (_, splits) => splits.map((one) => axis.tick(one)) };
     if (this.group.axis() === "step") x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8];
@@ -212,15 +212,6 @@ class Lines extends Figure {
         setCursor: [(u) => this.moved(u)],
       },
     };
-  }
-
-  // On a log axis of several decades, lines at the decades alone.
-  grid() {
-    const decades = (u, splits) => {
-      const { min, max } = u.scales.y;
-      return max / min < 30 ? splits : splits.map((one) => (one > 0 && Number.isInteger(Math.log10(one)) ? one : null));
-    };
-    return { stroke: () => color("--grid"), width: 1, ...(this.scale === "log" ? { filter: decades } : {}) };
   }
 
   limited(scale) {
@@ -253,7 +244,7 @@ class Lines extends Figure {
       dash: trend ? undefined : dash,
       fill: area ? stroke : undefined,
       width: area ? 0 : trend || line.look === "dots" ? 2 : this.small ? 1.2 : 1.6,
-      alpha: faint ? 0.25 : line.look === "behind" && !trend ? 0.55 : 1,
+      alpha: faint ? Math.max(0.06, Math.min(0.25, 0.5 / this.lines.length)) : line.look === "behind" && !trend ? 0.55 : 1,
       points: { show: dots, size: 5, fill: stroke, stroke },
     };
   }

@@ -101,6 +101,9 @@ Lines.prototype.ends = function (u) {
   found.forEach((one, place) => {
     if (place) one.top = Math.max(one.top, found[place - 1].top + 11 * ratio);
   });
+  found.reverse().forEach((one, place) => {
+    one.top = Math.min(one.top, bbox.top + bbox.height - place * 11 * ratio);
+  });
   ctx.font = `700 ${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
   ctx.textAlign = "left";
   ctx.textBaseline = "middle";

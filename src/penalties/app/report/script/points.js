@@ -96,7 +96,7 @@ class Scatter extends Figure {
           x: { time: false, distr: log ? 3 : 1, range: () => ends((spot) => spot.x, log ? "log" : "linear") },
           y: { range: () => ends((spot) => spot.y, "linear") },
         },
-        axes: [this.axis({ ...words(x), size: 44 }), this.axis({ ...words(y), size: 72 })],
+        axes: [this.axis({ ...words(x), size: 44, ...(log ? { grid: DECADES } : {}) }), this.axis({ ...words(y), size: 72 })],
         series: [{}, ...paths.map(({ of, ...series }) => series)],
         cursor: { show: false },
         hooks: { draw: [(u) => this.names(u)] },

@@ -47,6 +47,16 @@ function limits(lists, { scale, zero, all }) {
   return [low < 0 || !zero ? low - room : 0, high > 0 || !zero ? high + room : 0];
 }
 
+// On a log axis of several decades, lines at the decades alone.
+const DECADES = {
+  stroke: () => color("--grid"),
+  width: 1,
+  filter: (u, splits) => {
+    const whole = splits.map((one) => (one > 0 && Number.isInteger(Math.log10(one)) ? one : null));
+    return whole.filter((one) => one !== null).length > 1 ? whole : splits;
+  },
+};
+
 // Up to which size an asinh axis is about linear: small beside most of the values.
 function linear(lists) {
   const sizes = lists.flatMap((values) => values.filter((value) => value !== 0).map(Math.abs)).sort((a, b) => a - b);
