@@ -101,8 +101,10 @@ class Browser:
         message, _, self._left = self._left.partition(b"\0")
         return json.loads(message)
 
-    def open(self, page: Path, width: int, height: int = 900, *, dark: bool = False, phone: bool = False) -> "Tab":
-        """A tab that shows a file, as on a screen of this size."""
+    def open(
+        self, page: Path | str, width: int, height: int = 900, *, dark: bool = False, phone: bool = False
+    ) -> "Tab":
+        """A tab that shows a file or an address, as on a screen of this size."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, target, session)
@@ -112,7 +114,7 @@ class Browser:
         tab.call("Emulation.setEmulatedMedia", features=[scheme])
         factor = 2 if phone else 1
         tab.size(width, height, factor, phone)
-        tab.call("Page.navigate", url=page.resolve().as_uri())
+        tab.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait("Page.loadEventFired", session)
         return tab
 

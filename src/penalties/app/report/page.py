@@ -67,19 +67,20 @@ class Report:
             write_atomically(path, self.html.encode("utf-8", "backslashreplace"))
 
 
-def make(runs: Sequence[Path]) -> Report:
+def make(runs: Sequence[Path], *, watched: str | None = None) -> Report:
     """The report of these runs, not yet written; the folder of an ablation stands for the runs in it.
 
-    A file is a log that another loop wrote by `telemetry.JSONLines`.
+    A file is a log that another loop wrote by `telemetry.JSONLines`. A page that is `watched` is loaded again when the
+    logs are no longer as this says.
     """
     if not runs:
         raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
-    return compose([read_sink(one) if one.is_file() else read(one) for one in folders], named(folders))
+    return compose([read_sink(one) if one.is_file() else read(one) for one in folders], named(folders), watched=watched)
 
 
 @np.errstate(all="ignore")
-def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
+def compose(logs: Sequence[RunLog], names: Sequence[str], *, watched: str | None = None) -> Report:
     """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
@@ -97,7 +98,8 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
         style="\n".join(
             [_text("vendor/uplot/uPlot.min.css"), _text("style.css"), css(len({one.group for one in found}))]
         ),
-        scripts=_scripts(),
+        scripts=_scripts(watched is not None),
+        watched=watched,
         description=(comparison or verdicts[found[0].letter]).summary,
         several=several,
         comparison=comparison,
@@ -131,9 +133,10 @@ def _text(name: str) -> str:
 
 
 @functools.cache
-def _scripts() -> list[tuple[str, str]]:
+def _scripts(watched: bool) -> list[tuple[str, str]]:
     """The scripts of the page, and what the security policy knows them by."""
-    own = "\n".join(_text(f"script/{name}.js") for name in _SCRIPT)
+    names = [*_SCRIPT[:-1], *(["watch"] if watched else []), _SCRIPT[-1]]
+    own = "\n".join(_text(f"script/{name}.js") for name in names)
     scripts = [_text("vendor/uplot/uPlot.iife.min.js"), f'(() => {{\n"use strict";\n{own}}})();']
     return [(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()) for text in scripts]
 
