@@ -40,7 +40,7 @@ __all__ = ["Report", "make"]
 
 _HERE: Final = Path(__file__).parent
 
-_SCRIPT: Final = ("numbers", "runs", "scales", "figure", "lines", "marks", "points", "menu", "page")
+_SCRIPT: Final = ("numbers", "runs", "scales", "figure", "group", "lines", "marks", "points", "menu", "page")
 """The files of the page's script, in their order: each uses those before it."""
 _SMOOTHED: Final = 300
 """From this number of steps on, charts are smoothed a little at first."""
