@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import telemetry as telemetry
     from . import testing as testing
     from . import training as training
+    from .app.api import report as report
     from .app.api import runs as runs
     from .app.api import train as train
     from .arrays import Logits as Logits
@@ -56,7 +57,7 @@ __version__ = "0.1.0"
 
 # Where names live, except for the mathematics: `functional.__all__` is the one list of that.
 _HOMES = {
-    ".app.api": ("runs", "train"),
+    ".app.api": ("report", "runs", "train"),
     ".arrays": ("Logits",),
     ".errors": (
         "BackendError",

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "train": "Train the run that CONFIG, a TOML file, describes; without one, train the demo.",
     "init": "Write a config with comments for a recipe (sft, dpo or distill) that runs as it is.",
     "report": "Write a report of one run, or compare several.",
+    "watch": "Serve the report of runs on this machine, up to date while they go on.",
     "ablate": "Train CONFIG, and again without each of its terms; compare them in a table and one report.",
     "sample": "Let the model of RUN continue each PROMPT.",
     "export": "Write the model of RUN to a folder that transformers, peft and vLLM load.",

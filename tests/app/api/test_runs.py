@@ -63,7 +63,7 @@ def test_the_rest_is_what_the_folder_has(run: Any) -> None:
     assert [one["step"] for one in run.samples] == [0, 3, 4]
     assert set(run.samples[0]) == {"step", "prompt", "text"}
     assert run.events[-1] == {"step": 4, "event": "finished", "message": "4 steps"}
-    assert run.verdict.startswith("The loss ")
+    assert run.verdict.startswith("The held-out base loss ")
     assert any("kl" in finding for finding in run.findings)
     assert list(run.checkpoints) == [2, 4]
     assert all((path / "checkpoint.json").is_file() for path in run.checkpoints.values())
@@ -71,7 +71,7 @@ def test_the_rest_is_what_the_folder_has(run: Any) -> None:
     assert run.report.is_file()
     assert run.weights == "runs/toy/checkpoints/000004/client"
     assert run.unreadable == []
-    assert repr(run).startswith("Run('runs/toy'): 4 steps. The loss ")
+    assert repr(run).startswith("Run('runs/toy'): 4 steps. The held-out base loss ")
 
 
 def test_to_pandas_has_the_same_columns(run: Any) -> None:

@@ -103,7 +103,7 @@ class TestErrors:
         assert (status, out) == (2, "")
         assert err.splitlines() == [
             'error: there is no command "lst"; did you mean list? '
-            "(train, init, report, ablate, sample, export, check, list, describe, schema and version)",
+            "(train, init, report, watch, ablate, sample, export, check, list, describe, schema and version)",
             "see: penalties --help",
         ]
 

@@ -70,7 +70,7 @@ class TestTrain:
         assert (here / "runs" / "toy" / "checkpoints" / "000004" / "client").is_dir()
         assert cli.main(["report", "runs/toy"]) == 0
         assert shown.out.splitlines()[-2] == capsys.readouterr().out.splitlines()[0]
-        assert shown.out.splitlines()[-2].startswith("toy: The loss fell by ")
+        assert shown.out.splitlines()[-2].startswith("toy: The held-out base loss fell by ")
         assert (here / "runs" / "toy" / "report.html").read_text().startswith("<!")
 
     def test_a_new_run_has_a_new_folder(self, toy: Path) -> None:

@@ -16,7 +16,19 @@ from typing import Any
 
 import pytest
 
-__all__ = ["DESKTOP", "PHONE", "Browser", "Tab", "assert_quiet", "browser", "in_browser", "plot", "tip"]
+__all__ = [
+    "DESKTOP",
+    "PHONE",
+    "Browser",
+    "Tab",
+    "assert_quiet",
+    "browser",
+    "in_browser",
+    "inked",
+    "plot",
+    "press_button",
+    "tip",
+]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = 1160, 390
@@ -89,8 +101,10 @@ class Browser:
         message, _, self._left = self._left.partition(b"\0")
         return json.loads(message)
 
-    def open(self, page: Path, width: int, height: int = 900, *, dark: bool = False, phone: bool = False) -> "Tab":
-        """A tab that shows a file, as on a screen of this size."""
+    def open(
+        self, page: Path | str, width: int, height: int = 900, *, dark: bool = False, phone: bool = False
+    ) -> "Tab":
+        """A tab that shows a file or an address, as on a screen of this size."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, target, session)
@@ -100,7 +114,7 @@ class Browser:
         tab.call("Emulation.setEmulatedMedia", features=[scheme])
         factor = 2 if phone else 1
         tab.size(width, height, factor, phone)
-        tab.call("Page.navigate", url=page.resolve().as_uri())
+        tab.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait("Page.loadEventFired", session)
         return tab
 
@@ -136,6 +150,25 @@ class Tab:
     def press(self, key: str, code: int = 0) -> None:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def drag(self, x: float, end: float, y: float) -> None:
+        """With the mouse button down, from one place to another beside it."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        for part in (0.3, 0.7, 1.0):
+            self.call(
+                "Input.dispatchMouseEvent", type="mouseMoved", x=x + part * (end - x), y=y, button="left", buttons=1
+            )
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", x=end, y=y, button="left", clickCount=1)
+
+    def double_click(self, x: float, y: float) -> None:
+        for count in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
+
+    def downloads(self, folder: Path) -> None:
+        """From now on, files that the page saves go there."""
+        self.owner.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
 
     def screenshot(self, path: Path) -> None:
         """What is on the screen, as a PNG."""
@@ -177,25 +210,44 @@ def browser() -> Iterator[Browser]:
 
 
 def assert_quiet(tab: Tab, page: Path) -> None:
-    """No error, no warning, and no request but for the page itself."""
+    """No error, no warning, and no request but for the page itself; a file that is saved is none."""
     assert tab.events("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded") == []
     requests = [one["params"]["request"]["url"] for one in tab.events("Network.requestWillBeSent")]
-    assert [url for url in requests if not url.startswith("data:")] == [page.resolve().as_uri()]
+    assert [url for url in requests if not url.startswith(("data:", "blob:"))] == [page.resolve().as_uri()]
 
 
 def plot(tab: Tab, number: int = 0) -> list[float]:
-    """Bring a chart to the middle of the screen: its left, top, width and height."""
+    """Bring a chart to the middle of the screen and wait until it is drawn: left, top, width and height in its axes."""
     return tab.run(
-        f"(() => {{ const plot = document.querySelectorAll('.plot')[{number}];"
-        "plot.scrollIntoView({block: 'center', behavior: 'instant'});"
-        "const box = plot.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })()"
+        "(async () => {"
+        f"const figure = document.querySelectorAll('.chart:not(.spark)')[{number}];"
+        "figure.querySelector('.plot').scrollIntoView({block: 'center', behavior: 'instant'});"
+        "const wait = () => new Promise((done) => setTimeout(done, 20));"
+        "for (let time = 0; !figure.classList.contains('drawn') && time < 250; time += 1) await wait();"
+        "const box = figure.querySelector('.u-over').getBoundingClientRect();"
+        "return [box.left, box.top, box.width, box.height]; })()"
     )
 
 
 def tip(tab: Tab, number: int = 0) -> dict[str, str] | None:
-    """What the cursor of a chart says: the step, and numbers by name; None where it says nothing."""
+    """What the cursor of a chart says: where it is, and numbers by name; None where it says nothing."""
     return tab.run(
-        f"(() => {{ const tip = document.querySelectorAll('.tip')[{number}]; if (tip.hidden) return null;"
-        "const rows = [...tip.querySelectorAll('tr')].map((row) => [...row.children].map((cell) => cell.textContent));"
-        "return {...Object.fromEntries(rows), step: tip.querySelector('caption').textContent}; })()"
+        f"(() => {{ const figure = document.querySelectorAll('.chart:not(.spark)')[{number}];"
+        "const where = figure.querySelector('.where').textContent; if (!where) return null;"
+        "const text = (row, tag) => row.querySelector(tag)?.textContent ?? '';"
+        "const rows = [...figure.querySelectorAll('.legend button')].map((row) => ["
+        "`${text(row, 'b')} ${text(row, 'span')}`.trim(), text(row, 'output')]).filter((row) => row[1]);"
+        "return {...Object.fromEntries(rows), where}; })()"
+    )
+
+
+def press_button(tab: Tab, selector: str, number: int = 0) -> None:
+    """Click an element of a chart."""
+    tab.run(f"document.querySelectorAll('.chart:not(.spark)')[{number}].querySelector({selector!r}).click()")
+
+
+def inked(tab: Tab, number: int = 0) -> str:
+    """The picture of a chart, which changes with what is drawn."""
+    return tab.run(
+        f"document.querySelectorAll('.chart:not(.spark)')[{number}].querySelector('canvas').toDataURL('image/png')"
     )

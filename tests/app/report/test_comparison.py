@@ -8,13 +8,13 @@ import pytest
 
 from penalties.app.report import make, read
 from penalties.app.report.comparison.contenders import contenders, ranking
-from penalties.app.report.comparison.sections import comparison_figures, run_rows
+from penalties.app.report.comparison.sections import comparison_charts, run_rows
 from penalties.app.report.comparison.verdict import compare
 from penalties.app.report.config_text import differences, toml
 from penalties.app.report.summary import summarise
 from penalties.app.runs.disk import RunError
 
-from .pictures import Picture
+from .drawn import drawings
 from .synthetic import Part, config, write_run
 
 
@@ -47,7 +47,9 @@ def test_the_lowest_run_comes_first_and_the_highest_last(tmp_path):
         "b ended lowest, with a base loss of 1.",
         "b ended with the lowest base loss: 1.",
         "a follows, with 2 (100 % more).",
+        "With one seed the difference may be chance.",
         "c ended with the highest: 3 (200 % more).",
+        "a, b and c have no config: whether data, models and seeds are alike is not known.",
     ]
 
 
@@ -70,7 +72,7 @@ def test_seeds_are_one_group_with_a_mean_and_a_spread(tmp_path):
         "a0, a1, a2 and 2 others ended lowest, with a base loss of about 2.1.",
         "a0, a1 and a2 ended, on average, with the lowest base loss: 2.1 (mean of 3 seeds, 2 to 2.2).",
         "b0 and b1 follow, with 2.2 (mean of 2 seeds, 2.15 to 2.25) (4.8 % more).",
-        "The spread between seeds is larger than this difference: it may be chance.",
+        "Which of these two is lower depends on the seed: the difference may be chance.",
     ]
     assert told(*first, *second)[0] == "All runs ended about equal, with a base loss of 2.14."
     assert told(*first)[:2] == [
@@ -105,7 +107,7 @@ def test_runs_that_end_alike(tmp_path):
     a, b = run(tmp_path, "a", 2.0, settings=None), run(tmp_path, "b", 2.01, settings=None)
     lines = told(a, b)
     assert lines[0] == "Both runs ended about equal, with a base loss of 2.005."
-    assert lines[2:] == ["b follows, with 2.01 (0.5 % more)."]
+    assert lines[2] == "b follows, with 2.01 (0.5 % more)."
     lost = run(tmp_path, "c", 1.0, settings=None, nan_from=3)
     assert told(a, b, lost)[0] == (
         "Both runs that stayed finite are about equal, with a base loss of 2.005. c diverged: NaN from step 3."
@@ -117,7 +119,7 @@ def test_a_run_that_diverged_ranks_last(tmp_path):
     lines = told(bad, good)
     assert lines[0] == "good ended with a base loss of 2. bad diverged: NaN from step 3."
     assert lines[-1] == "bad diverged: NaN from step 3. It ranks last."
-    assert run_rows(entered(bad, good))[0][1] == "NaN"
+    assert run_rows(entered(bad, good))[1][0][1] == "NaN"
     many = [run(tmp_path, name, 1.0, nan_from=3, settings=None) for name in "abc"]
     assert told(good, *many)[0] == "good ended with a base loss of 2. a, b and c diverged."
 
@@ -129,11 +131,13 @@ def test_runs_of_different_lengths_compare_at_the_last_common_step(tmp_path):
     assert lines[1:] == [
         "whole had the lowest base loss: 3.",
         "short follows, with 3.5 (17 % more).",
+        "With one seed the difference may be chance.",
         "short has 3 of 4 steps. Runs are compared at step 3, the last that all have.",
+        "whole has no config: whether data, models and seeds are alike is not known.",
     ]
-    assert run_rows(entered(short))[0][0] == "3 of 4"
+    assert run_rows(entered(short))[1][0][0] == "3 of 4"
     other = run(tmp_path, "other", 1.0, settings=None, steps=3)
-    assert "other has 3 steps, the longest run 4. Runs are" in told(whole, other)[-1]
+    assert "other has 3 steps, the longest run 4. Runs are" in told(whole, other)[-2]
     both = [run(tmp_path, name, 1.5, steps=3, weight=0.2) for name in "ab"]
     assert told(*both)[-1] == "a and b have 3 of 4 steps."
 
@@ -148,7 +152,7 @@ def test_a_run_that_ended_early_is_complete(tmp_path):
         )
         for seed, (name, steps) in enumerate((("whole", 4), ("early", 3)))
     )
-    assert [row[0] for row in run_rows(entered(whole, early))] == ["4", "3"]
+    assert [row[0] for row in run_rows(entered(whole, early))[1]] == ["4", "3"]
     assert told(whole, early)[-1] == (
         "early has 3 steps, the longest run 4. Runs are compared at step 3, the last that all have."
     )
@@ -183,11 +187,11 @@ def test_held_out_losses_compare_at_one_step(tmp_path):
     whole = run(tmp_path, "whole", 1.0, held_out=1.5)
     short = run(tmp_path, "short", 1.5, held_out=3.0, steps=2, weight=0.2)
     assert told(whole, short)[0] == (
-        "whole was lowest at step 2, the last that all have, with a held-out base loss of 2.5."
+        "whole was lowest at step 2, the last evaluation that all have, with a held-out base loss of 2.5."
     )
 
 
-def test_what_a_term_did_is_seen_by_the_run_without_it(tmp_path):
+def test_the_run_without_a_term_stands_beside_the_one_with_it(tmp_path):
     whole = run(tmp_path, "all", 2.0, terms=("kl", "l1", "l2", "l3"))
     without = {
         "kl": run(tmp_path, "without-kl", 2.5, terms=("l1", "l2", "l3")),
@@ -196,14 +200,14 @@ def test_what_a_term_did_is_seen_by_the_run_without_it(tmp_path):
         "l3": run(tmp_path, "without-l3", 2.005, terms=("kl", "l1", "l2")),
     }
     lines = told(whole, *without.values())
-    assert lines[0] == (
-        "without-l1 ended lowest, with a base loss of 1. kl helped; l1 cost; l3 and l2 made no difference (one seed)."
-    )
+    assert lines[0] == ("without-l1 ended lowest, with a base loss of 1.")
+    # An ablation of several seeds says what is more than chance.
     assert [lines[-4], lines[-2], lines[-1]] == [
-        "Without l1 the base loss ended at 1 instead of 2, 50 % lower: it cost (one seed).",
-        "Without l2 the base loss ended at 2.01 instead of 2: it made no difference (one seed).",
-        "Without kl the base loss ended at 2.5 instead of 2, 25 % higher: it helped (one seed).",
+        "Without l1 the base loss ended at 1 instead of 2, 50 % lower (one seed).",
+        "Without l2 the base loss ended at 2.01 instead of 2, 0.5 % higher (one seed).",
+        "Without kl the base loss ended at 2.5 instead of 2, 25 % higher (one seed).",
     ]
+    assert not any(claim in " ".join(lines) for claim in ("helped", "cost", "difference (", "nothing"))
 
 
 def test_the_effect_of_a_term_is_the_difference_seed_by_seed(tmp_path):
@@ -216,13 +220,14 @@ def test_the_effect_of_a_term_is_the_difference_seed_by_seed(tmp_path):
     lines = all_and_without([(2.0, 2.2), (2.3, 2.1), (2.0, 2.25)])
     assert lines[0] == "All runs ended about equal, with a base loss of 2.142."
     assert lines[-1] == (
-        "Without l1 the base loss ended at 2.183 instead of 2.1 (difference 0.083 ± 0.14, 3 seeds): it may be chance."
+        "Without l1 the base loss ended at 2.183 instead of 2.1, 4 % higher (3 seeds); "
+        "from seed to seed the difference is −0.2 to 0.25."
     )
     lines = all_and_without([(2.0, 2.2), (3.0, 3.21), (4.0, 4.19)])
-    assert lines[0] == "all0, all1 and all2 ended lowest, with a base loss of 3. l1 helped."
+    assert lines[0] == "all0, all1 and all2 ended lowest, with a base loss of 3."
     assert lines[-1] == (
-        "Without l1 the base loss ended at 3.2 instead of 3 (difference 0.2 ± 0.0058, 3 seeds), 6.7 % higher: "
-        "it helped."
+        "Without l1 the base loss ended at 3.2 instead of 3, 6.7 % higher (3 seeds); "
+        "from seed to seed the difference is 0.19 to 0.21."
     )
 
 
@@ -236,13 +241,13 @@ def test_the_spread_of_many_seeds_stands_for_that_of_one(tmp_path):
 def test_losses_far_apart_differ_by_a_factor(tmp_path):
     lines = told(run(tmp_path, "a", 1e-3), run(tmp_path, "b", 5.0, terms=("kl",)))
     assert lines[2] == "b follows, with 5 (5000 times as much)."
-    assert lines[-1] == "Without l1 the base loss ended at 5 instead of 0.001: it helped (one seed)."
+    assert lines[-1] == "Without l1 the base loss ended at 5 instead of 0.001 (one seed)."
 
 
 def test_losses_below_zero_differ_by_amounts_and_not_by_parts(tmp_path):
     lines = told(run(tmp_path, "a", -2.0), run(tmp_path, "b", -1.0, terms=("kl",)))
     assert lines[2] == "b follows, with −1 (1 more)."
-    assert lines[-1] == "Without l1 the base loss ended at −1 instead of −2: it helped (one seed)."
+    assert lines[-1] == "Without l1 the base loss ended at −1 instead of −2 (one seed)."
 
 
 def test_a_run_that_differs_in_more_than_a_term_shows_nothing_about_it(tmp_path):
@@ -262,24 +267,24 @@ def test_a_sweep_lists_the_loss_of_each_value(tmp_path):
 
 def test_a_run_without_a_finite_loss_cannot_be_compared(tmp_path):
     good, bad = run(tmp_path, "good", 2.0, settings=None), run(tmp_path, "bad", math.nan, settings=None)
-    assert told(good, bad)[-1] == "bad diverged: NaN from step 1. It ranks last."
+    assert told(good, bad)[-2] == "bad diverged: NaN from step 1. It ranks last."
     assert told(bad)[0] == "No run has a loss to compare."
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     (empty / "lock").touch()
-    assert told(good, empty)[-1] == "empty cannot be compared: no step yet."
+    assert told(good, empty)[-2] == "empty cannot be compared: no step yet."
     path = good / "metrics.jsonl"
     path.write_text(path.read_text().replace('"base_loss": {"value": 2.0', '"base_loss": {"value": "NaN"'))
     for value in ("3.0", "4.0", "5.0", "6.0"):
         path.write_text(path.read_text().replace(f'"value": {value}', '"value": "NaN"'))
-    assert told(good)[-1] == "good diverged: its loss is not finite. It ranks last."
+    assert told(good)[-2] == "good diverged: its loss is not finite. It ranks last."
 
 
 def test_a_loss_of_zero_has_no_parts(tmp_path):
     first, second = run(tmp_path, "a", 0.0), run(tmp_path, "b", 1.0, terms=("kl",))
     assert told(first, second)[2] == "b follows, with 1 (1 more)."
-    assert told(first, second)[-1] == "Without l1 the base loss ended at 1 instead of 0: it helped (one seed)."
+    assert told(first, second)[-1] == "Without l1 the base loss ended at 1 instead of 0 (one seed)."
 
 
 def test_runs_without_base_loss_compare_by_the_total(tmp_path):
@@ -305,19 +310,19 @@ def test_letters_continue_after_z(tmp_path):
 
 def test_the_table_has_the_numbers_of_each_run(tmp_path):
     a, b = run(tmp_path, "a", 2.0, held_out=1.5), run(tmp_path, "b", math.nan)
-    first, second = run_rows(entered(a, b))
+    _, (first, second) = run_rows(entered(a, b))
     assert first[:5] == ["4", "2", "1.5", "0", "0"]
     assert second[:5] == ["4", "NaN", "–", "4", "0"]
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     (empty / "lock").touch()
-    assert run_rows(entered(empty))[0] == ["0", "–", "–", "0", "0", "–", "–", "–"]
+    assert run_rows(entered(empty))[1][0] == ["0", "–", "–", "0", "0", "–", "–", "–"]
 
 
 def test_the_table_has_the_memory_that_a_run_took(tmp_path):
     folder = write_run(tmp_path / "a", steps=4, memory=lambda step: 1e9 + step)
-    assert run_rows(entered(folder))[0][-1] == "1 GB"
+    assert run_rows(entered(folder))[1][0][-1] == "1 GB"
 
 
 def test_metrics_are_on_the_same_axes(tmp_path):
@@ -328,38 +333,32 @@ def test_metrics_are_on_the_same_axes(tmp_path):
     lines[-1]["loss"]["base_loss"]["custom"] = {"accuracy": 0.25}
     spoken = {"kind": "samples", "step": 3, "samples": [], "metrics": {"exact_match": 0.5}}
     (a / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, spoken]))
-    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
-    own = ["base_loss/accuracy", "base_loss/accuracy, held out", "kl/kl_max", "exact_match"]
-    assert list(figures)[-4:] == own
-    assert [figure.note for figure in figures.values()][-4:-2] == ["in training", "on data that is not trained on"]
+    figures = {figure.title: figure for figure in comparison_charts(entered(a, b))}
+    own = ["base_loss/accuracy", "kl/kl_max", "base_loss/accuracy, held out", "exact_match"]
+    assert list(figures)[-5:-1] == own
+    notes = ["in training", "in training", "on data that is not trained on", "over samples for held-out prompts"]
+    assert [figure.note for figure in figures.values()][-5:-1] == notes
 
 
 def test_runs_are_on_the_same_axes(tmp_path):
     a, b = run(tmp_path, "a", 2.0, held_out=1.5), run(tmp_path, "b", 1.0, terms=("kl",))
-    figures = {figure.title: figure for figure in comparison_figures(entered(a, b), 100)}
-    assert list(figures) == ["Base loss", "Held-out loss", "Total loss", "Gradient norm", "kl", "l1"]
-    picture = Picture(figures["Base loss"])
-    assert picture.column("a") == [6, 5, 4, 2]
-    assert picture.column("b") == [5, 4, 3, 1]
-    assert [name for _, name in figures["l1"].legend] == ["a"]
-    assert {(figure.first, figure.last) for figure in figures.values()} == {(1, 4)}
-    assert {end.letter for end in figures["Base loss"].ends} == {"A", "B"}
+    charts = {chart.title: chart for chart in comparison_charts(entered(a, b))}
+    assert list(charts) == ["Held-out base loss", "Base loss", "Total loss", "kl", "l1", "Gradient norm"]
+    drawn = drawings(make([a, b]).html)["Base loss"]
+    assert drawn.line("a") == {1: 6, 2: 5, 3: 4, 4: 2}
+    assert drawn.line("b") == {1: 5, 2: 4, 3: 3, 4: 1}
+    assert [name for name, *_ in charts["l1"].legend] == ["a"]
+    assert [letter for *_, letter in charts["Base loss"].legend] == ["A", "B"]
+    assert charts["Held-out base loss"].ends == (2, 4)
 
 
-def test_what_is_not_finite_is_marked_by_run(tmp_path):
-    a, b, c = (run(tmp_path, name, 2.0, settings=None, nan_from=at) for name, at in (("a", 2), ("b", 2), ("c", 9)))
-    figure = comparison_figures(entered(a, b, c), 100)[0]
-    (mark,) = figure.marks
-    assert mark.words == "A, B"
-    assert mark.title == "NaN or infinite: a, steps 2 to 4\nNaN or infinite: b, steps 2 to 4"
-    assert [band.get("class") for band in Picture(figure).shapes("gap")] == ["gap of r0", "gap of r1 dash1"]
-
-
-def test_letters_stand_where_each_line_ends(tmp_path):
-    a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 2.0, steps=2, weight=0.2)
-    figure = comparison_figures(entered(a, b), 100)[0]
-    assert [(end.letter, round(end.left)) for end in figure.ends] == [("A", 100), ("B", 33)]
-    assert [one["letter"] for one in Picture(figure).data["series"]] == ["A", "B"]
+def test_what_is_not_finite_is_said_by_run(tmp_path):
+    a, b, c = (run(tmp_path, name, 2.0, settings=None, nan_from=at) for name, at in (("a", 2), ("b", 4), ("c", 9)))
+    charts = {chart.title: chart for chart in comparison_charts(entered(a, b, c))}
+    assert charts["Base loss"].signs == [
+        ("broken", "A NaN or infinite: steps 2 to 4"),
+        ("broken", "B NaN or infinite: step 4"),
+    ]
 
 
 def test_differences_are_listed_by_key(tmp_path):
@@ -431,3 +430,93 @@ def test_a_folder_with_one_run_in_it_names_that(tmp_path):
 def test_any_number_of_runs_has_a_page(tmp_path, count):
     folders = [run(tmp_path, f"run{place}", 1.0 + place / 9, settings=None) for place in range(count)]
     assert f"{count} runs compared" in make(folders).html
+
+
+def evaluated(tmp_path, name, losses, *, steps=4, metric=None, **changes):
+    """A run with these held-out losses by step, 0 being before training."""
+    told = config(["kl"], steps)
+    for key, value in changes.items():
+        table, _, name_ = key.partition("__")
+        told[table][name_] = value
+    parts = {"kl": Part(lambda step: 1.0)}
+    folder = write_run(tmp_path / name, steps=range(1, steps + 1), parts=parts, evaluate=losses, settings=told)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    if 0 in losses:
+        first = json.loads(next(line for line in lines if '"eval"' in line))
+        first |= {"step": 0, "loss": first["loss"] | {"base_loss": {"value": losses[0]}}}
+        lines.insert(0, json.dumps(first))
+    if metric is not None:
+        lines.append(json.dumps({"kind": "samples", "step": steps, "samples": [], "metrics": {"exact_match": metric}}))
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def test_the_step_that_is_named_is_the_one_that_is_compared(tmp_path):
+    first = evaluated(tmp_path, "first", {2: 5.0, 4: 1.0})
+    second = evaluated(tmp_path, "second", {2: 4.0, 3: 0.5}, train__seed=1)
+    lines = told(first, second)
+    assert lines[0] == "first and second had, on average, a held-out base loss of 4.5 at step 2."
+    assert ranking(entered(first, second)).step == 2
+    header, rows = run_rows(entered(first, second))
+    assert header[2] == "held-out at step 2"
+    assert [row[2] for row in rows] == ["5", "4"]
+
+
+def test_the_model_before_training_is_never_compared(tmp_path):
+    first = evaluated(tmp_path, "first", {0: 0.1, 2: 5.0})
+    second = evaluated(tmp_path, "second", {0: 0.1, 3: 4.0}, train__learning_rate=1.0)
+    order = ranking(entered(first, second))
+    assert (order.held_out, order.what, order.step) == (False, "base loss", 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why", "stated"),
+    [
+        ("data__eval_path", "b.jsonl", "held-out data", "Held-out data differ: none in a; b.jsonl in b."),
+        ("model__name", "gpt2", "models (and so perhaps tokenizers)",
+         "Models (and so perhaps tokenizers) differ: tiny in a; gpt2 in b."),
+        ("train__loss", "dpo", "base losses", "Base losses differ: none in a; dpo in b."),
+        ("data__mask_prompt", False, "masks of prompts", "Masks of prompts differ: none in a; false in b."),
+    ],
+)  # fmt: skip
+def test_runs_with_other_held_out_data_or_tokenizers_are_not_ranked(tmp_path, key, value, why, stated):
+    a, b = evaluated(tmp_path, "a", {4: 2.0}), evaluated(tmp_path, "b", {4: 1.0}, **{key: value})
+    found = compare(entered(a, b))
+    assert found.summary.startswith("The runs are not ranked: their ")
+    assert why in found.summary
+    assert "lowest" not in str(found)
+    assert stated in str(found)
+
+
+def test_other_training_data_are_stated_and_rank_where_the_held_out_data_are_the_same(tmp_path):
+    a, b = evaluated(tmp_path, "a", {4: 2.0}), evaluated(tmp_path, "b", {4: 1.0}, data__path="other.jsonl")
+    lines = told(a, b)
+    assert lines[0] == "b ended lowest, with a held-out base loss of 1."
+    assert "Training data differ: pig_latin.jsonl in a; other.jsonl in b." in lines
+    a, b = (run(tmp_path, name, loss) for name, loss in (("c", 2.0), ("d", 1.0)))
+    settings = json.loads((b / "config.json").read_text())
+    settings["data"]["path"] = "other.jsonl"
+    (b / "config.json").write_text(json.dumps(settings))
+    assert told(a, b)[0] == "The runs are not ranked: their training data differ."
+
+
+def test_seeds_are_stated_unless_each_setting_has_the_same(tmp_path):
+    a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 1.0, seed=1, weight=0.2)
+    assert told(a, b)[-1] == "Seeds differ: 0 in a; 1 in b."
+    both = [
+        run(tmp_path, f"{name}{seed}", 2.0, seed=seed, weight=weight)
+        for name, weight in (("c", 0.1), ("d", 0.2))
+        for seed in range(2)
+    ]
+    assert "Seeds" not in " ".join(told(*both))
+
+
+def test_metrics_are_compared_at_a_step_that_all_have(tmp_path):
+    a, b = (
+        evaluated(tmp_path, name, {4: 2.0}, metric=value, train__seed=seed)
+        for seed, (name, value) in enumerate((("a", 0.25), ("b", 0.75)))
+    )
+    assert "exact_match at step 4: b 0.75 and a 0.25." in told(a, b)
+    many = [evaluated(tmp_path, f"r{seed}", {4: 2.0}, metric=seed / 10, train__seed=seed) for seed in range(8)]
+    assert "exact_match at step 4: r7 0.7 and r0 0, the highest and the lowest of 8." in told(*many)

@@ -7,7 +7,7 @@ import pytest
 
 from penalties.app import cli
 
-from .browser import DESKTOP, PHONE, Browser, assert_quiet, in_browser
+from .browser import DESKTOP, PHONE, Browser, assert_quiet, in_browser, plot
 
 pytestmark = in_browser
 
@@ -42,11 +42,14 @@ def test_pictures_of_reports(driver: Browser, trained, tmp_path, picture, page, 
     try:
         assert_quiet(tab, trained[page])
         if width == DESKTOP and page == "demo":
+            left, top, wide, high = plot(tab)
+            tab.run("scrollTo(0, 0)")
             left, top, wide, high = tab.run(
-                "(() => { const box = document.querySelector('.plot').getBoundingClientRect();"
+                "(() => { const box = document.querySelector('.u-over').getBoundingClientRect();"
                 "return [box.left, box.top, box.width, box.height]; })()"
             )
             tab.hover(left + wide * 0.6, top + high / 2)
+        tab.run("new Promise((done) => setTimeout(done, 500))")
         path = (ASSETS if MADE else tmp_path) / f"{picture}.png"
         tab.screenshot(path)
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,6 +1,7 @@
-"""The program from Python: `penalties.train`, and `penalties.runs` to read what it wrote."""
+"""The program from Python: `penalties.train`, `penalties.runs` to read what it wrote, and `penalties.report`."""
 
 from . import runs
+from .reporting import report
 from .training import train
 
-__all__ = ["runs", "train"]
+__all__ = ["report", "runs", "train"]

@@ -114,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> Run:
     >>> import penalties as pn
     >>> folder = pn.train("demo", run=tempfile.mkdtemp(), overrides={"train.steps": 2}, quiet=True).folder
     >>> run = pn.runs.read(folder)
-    >>> run.config["train"]["steps"], run.verdict.startswith("The loss fell by")
+    >>> run.config["train"]["steps"], run.verdict.startswith("The held-out base loss fell by")
     (2, True)
     """
     needs_program("penalties.runs.read")

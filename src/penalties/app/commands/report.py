@@ -32,13 +32,13 @@ _OF_THE_FOLDER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, e
 def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) -> None:
     """Write a report of one run, or compare several.
 
-    RUN is the folder of a run, as `penalties train` writes it, or of an ablation. The report is one HTML file that
-    works offline.
+    RUN is the folder of a run, as `penalties train` writes it, or of an ablation; or a log that another loop wrote with
+    the sink for JSON lines. The report is one HTML file that works offline.
     """
     from ..report import make
 
     report = make(runs)
-    path = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    path = out or _beside(runs)
     try:
         report.save(path)
     except RunError as error:
@@ -57,6 +57,13 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         if report.comparison is not None:
             say(report.comparison.summary)
         say(f"report: {path}")
+
+
+def _beside(runs: Sequence[Path]) -> Path:
+    """In the folder of the only run, beside the only log, or here."""
+    if len(runs) == 1 and runs[0].is_file():
+        return runs[0].with_suffix(".html")
+    return (runs[0] if len(runs) == 1 else Path()) / "report.html"
 
 
 def lines_of(verdict: Any) -> list[str] | None:

@@ -17,6 +17,8 @@ class Kind:
     """Failures with the same message but for its numbers, of which the first stands for all."""
 
     reason: str
+    masked: str
+    """The message with its numbers masked."""
     first: int
     """The step of the first failure."""
     last: int
@@ -29,12 +31,13 @@ def kinds(failures: Iterable[Failure]) -> list[Kind]:
     """The kinds, the most frequent first.
 
     >>> found = kinds([Failure(step, f"took {step / 2} s") for step in (3, 4)])
-    >>> [(kind.reason, kind.count, kind.last) for kind in found]
-    [('took 1.5 s', 2, 4)]
+    >>> [(kind.masked, kind.reason, kind.count, kind.last) for kind in found]
+    [('took # s', 'took 1.5 s', 2, 4)]
     """
     found: dict[str, Kind] = {}
     for failure in failures:
-        kind = found.setdefault(_NUMBER.sub("0", failure.reason), Kind(failure.reason, failure.step, failure.step))
+        masked = _NUMBER.sub("#", failure.reason)
+        kind = found.setdefault(masked, Kind(failure.reason, masked, failure.step, failure.step))
         kind.count += 1
         kind.last = failure.step
         kind.varied = kind.varied or failure.reason != kind.reason

@@ -3,6 +3,8 @@
 import base64
 import functools
 import hashlib
+import html
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,29 +16,22 @@ from ...errors import MissingLibraryError
 from ...files import write_atomically
 from ..problems import counted
 from ..runs.disk import RunError, writing
+from .charts.chart import SIGNS
+from .charts.columns import buckets_for
 from .charts.palette import css
-from .charts.scales import seconds, steps_shown
 from .comparison.contenders import Contender, contenders
-from .comparison.sections import comparison_figures, run_rows
+from .comparison.sections import comparison_charts, run_rows
 from .comparison.verdict import compare
 from .config_text import differences, toml
 from .folders import named, runs_in
+from .histories import read_sink
+from .numbers import seconds, steps_shown
 from .reading import read
 from .resources import environments, pace
 from .runlog import RunLog
-from .sections import (
-    colors,
-    cosines,
-    count_series,
-    events,
-    failures,
-    figures,
-    samples,
-    term_note,
-    term_rows,
-    time_rows,
-)
+from .sections import colors, sections
 from .summary import Summary, summarise
+from .tables import cosines, events, failures, samples, term_note, term_rows, time_rows
 from .verdict.findings import Verdict
 from .verdict.judge import judge
 from .verdict.sentences import short
@@ -45,10 +40,10 @@ __all__ = ["Report", "make"]
 
 _HERE: Final = Path(__file__).parent
 
-_VALUES: Final = 150_000
-"""How many numbers a page may draw: each takes about 17 bytes, and a page should stay below 4 MB."""
-_POINTS: Final = (120, 1000)
-"""The minimum and maximum number of points in a chart."""
+_SCRIPT: Final = ("numbers", "runs", "scales", "figure", "group", "lines", "marks", "points", "menu", "page")
+"""The files of the page's script, in their order: each uses those before it."""
+_SMOOTHED: Final = 300
+"""From this number of steps on, charts are smoothed a little at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,53 +54,94 @@ class Report:
     verdicts: dict[str, Verdict]
     comparison: Verdict | None
 
-    def save(self, path: Path) -> None:
+    def _repr_html_(self) -> str:
+        """The page, in a frame, where a notebook shows it."""
+        return f'<iframe srcdoc="{html.escape(self.html)}" style="width:100%;height:800px;border:0"></iframe>'
+
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the page to one file that works offline; a reader never sees an incomplete page."""
+        path = Path(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Half of a surrogate pair, as in a name that is not UTF-8, is shown as an escape.
             write_atomically(path, self.html.encode("utf-8", "backslashreplace"))
 
 
-def make(runs: Sequence[Path]) -> Report:
-    """The report of these runs, not yet written; the folder of an ablation stands for the runs in it."""
+def make(runs: Sequence[Path], *, watched: str | None = None) -> Report:
+    """The report of these runs, not yet written; the folder of an ablation stands for the runs in it.
+
+    A file is a log that another loop wrote by `telemetry.JSONLines`. A page that is `watched` is loaded again when the
+    logs are no longer as this says.
+    """
     if not runs:
         raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
-    return compose([read(folder) for folder in folders], named(folders))
+    return compose([read_sink(one) if one.is_file() else read(one) for one in folders], named(folders), watched=watched)
 
 
 @np.errstate(all="ignore")
-def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
+def compose(logs: Sequence[RunLog], names: Sequence[str], *, watched: str | None = None) -> Report:
     """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
     several = len(found) > 1
-    metrics = {key for log in logs for key in log.own_metrics()} if several else set[tuple[str, str]]()
-    drawn = sum(map(count_series, logs)) + (len(css_of) + 4 + 2 * len(metrics)) * len(found) * several
-    points = min(max(_VALUES // drawn, _POINTS[0]), _POINTS[1])
     verdicts = {one.letter: judge(one.run, one.summary) for one in found}
     comparison = compare(found) if several else None
-    title = names[0] if not several else f"{len(found)} runs compared"
-    style, script = ((_HERE / name).read_text("utf-8") for name in ("style.css", "script.js"))
-    html = _template().render(
-        title=title,
-        style=f"{style}\n{css(len({one.group for one in found}))}",
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    together = comparison_charts(found) if several else []
+    header, cells = run_rows(found)
+    runs = [_run(one, verdicts[one.letter], css_of) for one in found]
+    # Now that all charts are known.
+    buckets, exact = buckets_for([one.columns for one in found])
+    longest = max((len(log.steps) for log in logs), default=0)
+    page = _template().render(
+        title=names[0] if not several else f"{len(found)} runs compared",
+        style="\n".join(
+            [_text("vendor/uplot/uPlot.min.css"), _text("style.css"), css(len({one.group for one in found}))]
+        ),
+        scripts=_scripts(watched is not None),
+        watched=watched,
         description=(comparison or verdicts[found[0].letter]).summary,
         several=several,
         comparison=comparison,
-        comparison_figures=comparison_figures(found, points) if several else [],
-        rows=list(zip(found, run_rows(found), strict=True)),
+        together=together,
+        header=header,
+        rows=list(zip(found, cells, strict=True)),
         unlike=differences([log.config for log in logs]) if several else {},
-        runs=[_run(one, verdicts[one.letter], css_of, points) for one in found],
+        runs=runs,
         css_of={"term": css_of, "run": {one.name: one.css for one in found}},
+        numbers=[(one.letter, one.columns.data(buckets, exact=exact)) for one in found],
+        axes=[axis for axis in ("tokens", "seconds") if all(one.columns.over(axis) for one in found)],
+        smoothing=2 if longest >= _SMOOTHED else 0,
+        thinned=_thinned(longest, buckets, exact),
+        signs=SIGNS,
     )
-    return Report(html.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
+    return Report(page.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
 
 
-def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) -> dict[str, Any]:
+def _thinned(longest: int, buckets: int, exact: bool) -> str:
+    """What of the numbers of a log the page has; nothing if it has all of them."""
+    digits = "" if exact else "Numbers have six digits. "
+    if longest <= 3 * buckets:
+        return digits
+    kept = f"Charts keep the minimum, the maximum and the last of each of {steps_shown(buckets)} parts of a long run"
+    return f"{digits}{kept}; what is smoothed are the means of these parts. The log has every step. "
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_HERE / name).read_text("utf-8")
+
+
+@functools.cache
+def _scripts(watched: bool) -> list[tuple[str, str]]:
+    """The scripts of the page, and what the security policy knows them by."""
+    names = [*_SCRIPT[:-1], *(["watch"] if watched else []), _SCRIPT[-1]]
+    own = "\n".join(_text(f"script/{name}.js") for name in names)
+    scripts = [_text("vendor/uplot/uPlot.iife.min.js"), f'(() => {{\n"use strict";\n{own}}})();']
+    return [(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()) for text in scripts]
+
+
+def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, Any]:
     """What the template shows about a run."""
     run, summary = one.run, one.summary
     return {
@@ -114,15 +150,16 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], points: int) 
         "css": one.css,
         "facts": _facts(run, summary),
         "verdict": verdict,
-        "figures": figures(run, css_of, points),
-        "pace": pace(run, summary),
+        "sections": sections(run, css_of, one.columns),
+        "pace": pace(run, summary, one.columns),
         "terms": term_rows(summary, css_of),
         "terms_note": term_note(summary),
-        "cosines": cosines(run, summary, css_of),
+        "cosines": cosines(run, summary, css_of, one.columns),
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),
         "samples": samples(run),
         "events": events(run),
+        "folder": run.folder,
         "config": None if run.config is None else toml(run.config),
         "environments": environments(run),
     }

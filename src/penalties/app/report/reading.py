@@ -1,5 +1,6 @@
 """Reading a run's folder, `metrics.jsonl` and `config.json`, into columns."""
 
+import dataclasses
 import json
 import os
 from collections import defaultdict
@@ -21,7 +22,7 @@ from .runlog import EMPTY, Evaluations, Event, Failure, Floats, Ints, RunLog, Se
 if TYPE_CHECKING:
     from .records import Loss, LossRecord, Part, SamplesRecord
 
-__all__ = ["number", "read"]
+__all__ = ["Lines", "number", "read", "run_of"]
 
 _LOG: Final = "metrics.jsonl"
 _CONFIG: Final = "config.json"
@@ -52,10 +53,21 @@ def read(folder: Path) -> RunLog:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {reason(error)}") from error
     *complete, rest = text.split("\n")
-    log = _Log()
+    log = Lines()
     unreadable = [at for at, line in enumerate(complete, 1) if line and not log.add(line)]
     torn = bool(rest) and not log.add(rest)
-    config = _config(folder)
+    run = run_of(log, config=_config(folder), unreadable=unreadable, torn=torn)
+    return dataclasses.replace(run, environments=environments_in(folder), folder=str(folder))
+
+
+def run_of(
+    log: "Lines",
+    *,
+    config: Mapping[str, Any] | None = None,
+    unreadable: Sequence[int] = (),
+    torn: bool = False,
+) -> RunLog:
+    """The run that these lines tell of."""
     names = _in_order(log.terms, config)
     taken = _Taken(log)
     return RunLog(
@@ -76,18 +88,17 @@ def read(folder: Path) -> RunLog:
         task=_task(log.samples),
         events=log.events,
         config=config,
-        environments=environments_in(folder),
         started=log.started,
         torn=torn,
         unreadable=unreadable,
-        folder=str(folder),
     )
 
 
-class _Log:
-    """What a report needs of the records of one log. The index of a record counts step records only."""
+class Lines:
+    """The lines of one log: what a report needs of their records. The index of a record counts step records only."""
 
     def __init__(self) -> None:
+        """Without a line yet."""
         from .records import parse
 
         self._parse = parse
@@ -183,7 +194,7 @@ class _Log:
 class _Taken:
     """The steps of a log that count: those that the run did not repeat later."""
 
-    def __init__(self, log: _Log) -> None:
+    def __init__(self, log: Lines) -> None:
         self._log = log
         self._columns = log.columns()
         self.steps: Ints = np.array(log.steps, np.int64)

@@ -5,37 +5,48 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..problems import sized
-from .charts.scales import steps_shown
-from .charts.spark import spark
+from .charts.chart import Chart
+from .charts.columns import Columns
+from .charts.lines import Line, spark
+from .numbers import steps_shown
 from .runlog import RunLog, Series
-from .sections import arrow
+from .sections import constant
 from .summary import Ends, Summary
+from .tables import arrow
 
 __all__ = ["Tile", "environments", "pace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A quantity of the whole run: its name, its numbers in words, and its history as a small line."""
+    """A quantity of the whole run: its name, its numbers in words, and its history unless it never changes."""
 
     name: str
     words: str
-    svg: str
+    chart: Chart | None
 
 
-def pace(run: RunLog, summary: Summary) -> list[Tile]:
+def pace(run: RunLog, summary: Summary, columns: Columns) -> list[Tile]:
     """How fast the run was, what it took, and how far its steps went: tokens per second, memory, learning rate."""
     tiles: list[Tile] = []
     if summary.tokens and summary.seconds:
         history = _ratio(run.tokens.finite, run.seconds.finite)
-        tiles.append(Tile("tokens/s", steps_shown(summary.tokens / summary.seconds), spark(history, 0.0)))
+        tiles.append(
+            Tile("tokens/s", steps_shown(summary.tokens / summary.seconds), _small("tokens/s", history, columns))
+        )
     if summary.memory is not None:
-        tiles.append(Tile("peak memory", sized(summary.memory), spark(run.memory.finite, 0.0)))
+        tiles.append(Tile("peak memory", sized(summary.memory), _small("memory", run.memory.finite, columns)))
     rates = run.learning_rate.finite
     if len(rates):
         ends = Ends(float(rates.values[0]), float(rates.values[-1]), 1)
-        tiles.append(Tile("learning rate", arrow(ends), spark(rates, 0.0)))
+        tiles.append(Tile("learning rate", arrow(ends), _small("learning rate", rates, columns)))
     return tiles
+
+
+def _small(name: str, history: Series, columns: Columns) -> Chart | None:
+    if len(history) < 2 or constant(history):
+        return None
+    return spark(name, Line(name, "total", columns, history), low=0.0)
 
 
 def _ratio(first: Series, second: Series) -> Series:

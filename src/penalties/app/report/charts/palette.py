@@ -68,18 +68,22 @@ def _rgb(color: str) -> list[int]:
 
 def css(runs: int) -> str:
     """The CSS rules for the colours of a page with this many groups of runs."""
+    # Paper is light: on it, and while the script draws for it, the others hold.
     light, dark = (
-        _rules(terms, ramp(stops, runs), ink)
-        for terms, stops, ink in zip((LIGHT, DARK), RUN_STOPS, ("#000000", "#ffffff"), strict=True)
+        _rules(terms, ramp(stops, runs), ink, where)
+        for terms, stops, ink, where in zip(
+            (LIGHT, DARK), RUN_STOPS, ("#000000", "#ffffff"), ("", ":root:not(.printing) "), strict=True
+        )
     )
-    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}"
+    return f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}"
 
 
-def _rules(terms: Sequence[str], runs: Sequence[str], ink: str) -> str:
+def _rules(terms: Sequence[str], runs: Sequence[str], ink: str, where: str) -> str:
     rules = [f".t{index}{{--c:{color}}}" for index, color in enumerate(terms)]
     for again, part in enumerate(_AGAIN, 1):
         rules += [f".t{index}.dash{again}{{--c:{_mixed(color, ink, part)}}}" for index, color in enumerate(terms)]
-    return "\n".join(rules + [f".r{index}{{--c:{color}}}" for index, color in enumerate(runs)])
+    rules += [f".r{index}{{--c:{color}}}" for index, color in enumerate(runs)]
+    return "\n".join(f"{where}{rule}" for rule in rules)
 
 
 def _mixed(color: str, other: str, part: float) -> str:

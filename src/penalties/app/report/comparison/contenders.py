@@ -11,18 +11,17 @@ from typing import Any, Final, cast
 import numpy as np
 
 from ....pipeline.output import BASE
+from ..charts.columns import Columns
 from ..charts.palette import run_class
-from ..charts.scales import shown
+from ..numbers import shown
 from ..runlog import RunLog, Series
 from ..summary import Summary, ends
 from ..verdict.sentences import RunName, Sentence, some
 
-__all__ = ["Contender", "Difference", "Group", "Ranking", "between", "contenders", "ranking", "seedless"]
+__all__ = ["Contender", "Difference", "Group", "Ranking", "between", "common_step", "contenders", "ranking", "seedless"]
 
 _SAME: Final = 0.01
 """Losses with a smaller relative difference are about the same."""
-_CLEAR: Final = 2.0
-"""A mean difference of more than this many standard errors does not count as chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,8 @@ class Contender:
     css: str
     run: RunLog
     summary: Summary
+    columns: Columns
+    """What its charts draw."""
     group: int
     """The index of its group: runs that differ only in their seeds."""
 
@@ -62,6 +63,11 @@ class Group:
     ends: Sequence[float]
 
     @property
+    def each(self) -> list[tuple[Contender, float]]:
+        """The runs with their losses."""
+        return list(zip(self.members, self.ends, strict=True))
+
+    @property
     def end(self) -> float:
         """The mean over the seeds."""
         return float(np.mean(self.ends))
@@ -85,10 +91,14 @@ class Ranking:
     """The quantity that runs are compared by, the step, and the order of the runs."""
 
     what: str
+    step: int
+    """Where runs are compared."""
     at: int | None
-    """The last step that all have, if their lengths differ."""
+    """The same, unless it is the last step of every run."""
     groups: Sequence[Group]
-    """The groups that ended with a finite loss, lowest first."""
+    """The groups with a finite loss there, lowest first."""
+    held_out: bool
+    """Whether the quantity is a loss on held-out data."""
     lost: Sequence[Contender]
     """The runs whose loss is not finite at the end."""
     apart: Sequence[Contender]
@@ -109,7 +119,8 @@ def contenders(runs: Sequence[RunLog], summaries: Sequence[Summary], names: Sequ
         again[whole] += 1
         css = run_class(group, seeds.setdefault(group, 0))
         seeds[group] += 1
-        found.append(Contender(_letter(index), name, css, run, summary, group))
+        letter = _letter(index)
+        found.append(Contender(letter, name, css, run, summary, Columns(letter, run), group))
     return found
 
 
@@ -130,13 +141,14 @@ def seedless(config: Mapping[str, Any], term: str | None = None) -> dict[str, An
 
 
 def ranking(found: Sequence[Contender]) -> Ranking:
-    """The runs ranked by the held-out base loss, if all have one at a common step, or else by the training loss."""
+    """The runs by the held-out base loss at the last evaluation that all have, or else by the training loss."""
     lost = [one for one in found if one.summary.lost_from is not None]
     ended = [one for one in found if one.last is not None and one not in lost]
     common = min((one.last for one in ended if one.last is not None), default=0)
     ended = [one for one in ended if one.run.steps[0] <= common]
     apart = [one for one in found if one not in ended and one not in lost]
-    what, numbers = _held_out(ended, common) or _trained(ended, common)
+    held_out = _held_out(ended, common)
+    what, step, numbers = held_out or _trained(ended, common)
     members: dict[int, list[tuple[Contender, float]]] = {}
     for one, end in zip(ended, numbers, strict=True):
         if math.isfinite(end):
@@ -144,22 +156,28 @@ def ranking(found: Sequence[Contender]) -> Ranking:
         else:
             lost.append(one)
     made = [Group([one for one, _ in group], [end for _, end in group]) for group in members.values()]
-    at = common if any(one.last != common for one in [*ended, *apart] if one.last is not None) else None
-    return Ranking(what, at, sorted(made, key=lambda group: group.end), lost, apart)
+    at = step if any(one.last != step for one in [*ended, *apart] if one.last is not None) else None
+    return Ranking(what, step, at, sorted(made, key=lambda group: group.end), held_out is not None, lost, apart)
 
 
-def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, list[float]] | None:
+def common_step(series: Sequence[Series], last: int) -> int | None:
+    """The last step up to this one at which all series have a number; None if only before training, or nowhere."""
+    steps = [{int(step) for step in part.steps if 0 < step <= last} for part in series]
+    shared = functools.reduce(set[int].intersection, steps) if steps else set[int]()
+    return max(shared, default=None)
+
+
+def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, int, list[float]] | None:
     """The held-out losses at the last step at which all were evaluated; None if there is no such step."""
     series = [one.run.evaluations.loss.finite for one in ended]
-    steps = [{int(step) for step in part.steps if step <= common} for part in series]
-    shared = functools.reduce(set[int].intersection, steps) if steps else set[int]()
-    if not shared:
+    step = common_step(series, common)
+    if step is None:
         return None
     based = all(BASE in one.run.evaluations.contributions for one in ended)
-    return f"held-out {'base loss' if based else 'loss'}", [part.at(max(shared)) or 0.0 for part in series]
+    return f"held-out {'base loss' if based else 'loss'}", step, [part.at(step) or 0.0 for part in series]
 
 
-def _trained(ended: Sequence[Contender], common: int) -> tuple[str, list[float]]:
+def _trained(ended: Sequence[Contender], common: int) -> tuple[str, int, list[float]]:
     """The training losses: means over the last twentieth of the steps that all have."""
     based = all(BASE in one.run.terms for one in ended)
     found: list[float] = []
@@ -169,7 +187,7 @@ def _trained(ended: Sequence[Contender], common: int) -> tuple[str, list[float]]
         inside = int(np.searchsorted(loss.steps, common, side="right"))
         both = ends(Series(loss.steps[:inside], loss.values[:inside]))
         found.append(math.nan if both is None else both.last)
-    return "base loss" if based else "loss", found
+    return "base loss" if based else "loss", common, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,21 +195,21 @@ class Difference:
     """How much higher the second group ended than the first."""
 
     mean: float
-    error: float | None
-    """The standard error of the mean; None with one seed."""
+    parts: Sequence[float]
+    """Seed by seed where both have the same; else the smallest and the largest that two of their runs have."""
     seeds: int
     size: float
     """The larger of the two losses."""
 
     @property
     def small(self) -> bool:
-        """Whether both are about the same, also within the error over their seeds."""
-        return max(abs(self.mean), _CLEAR * (self.error or 0.0)) <= _SAME * self.size
+        """Whether both are about the same with every seed."""
+        return max(map(abs, self.parts)) <= _SAME * self.size
 
     @property
-    def chance(self) -> bool:
-        """Whether the seeds vary too much to tell."""
-        return not self.small and self.error is not None and abs(self.mean) <= _CLEAR * self.error
+    def mixed(self) -> bool:
+        """Whether it depends on the seed which one is lower."""
+        return not self.small and min(self.parts) <= 0 <= max(self.parts)
 
 
 def between(first: Group, second: Group) -> Difference:
@@ -204,18 +222,7 @@ def between(first: Group, second: Group) -> Difference:
     ]
     size = max(abs(first.end), abs(second.end))
     if len(pairs) > 1:
-        apart = [b - a for a, b in pairs]
-        return Difference(float(np.mean(apart)), (_variance(apart) / len(apart)) ** 0.5, len(apart), size)
-    counts = [len(first.ends), len(second.ends)]
-    freedom = sum(counts) - len(counts)
-    error = None
-    if freedom:
-        # If one group has a single seed, the variance of the other stands in for both.
-        squares = sum(_variance(group.ends) * (len(group.ends) - 1) for group in (first, second) if len(group.ends) > 1)
-        error = (squares / freedom * sum(1 / count for count in counts)) ** 0.5
-    return Difference(second.end - first.end, error, min(counts), size)
-
-
-def _variance(numbers: Sequence[float]) -> float:
-    """Infinite or NaN where the numbers are too large for it."""
-    return float(np.var(numbers, ddof=1))
+        parts = [b - a for a, b in pairs]
+        return Difference(float(np.mean(parts)), parts, len(parts), size)
+    parts = [min(second.ends) - max(first.ends), max(second.ends) - min(first.ends)]
+    return Difference(second.end - first.end, parts, min(len(first.ends), len(second.ends)), size)

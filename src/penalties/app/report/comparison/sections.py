@@ -4,27 +4,32 @@ from collections.abc import Sequence
 
 from ....pipeline.output import BASE
 from ...problems import sized
-from ..charts.figure import Figure
-from ..charts.lines import lines
-from ..charts.scales import seconds, shown, steps_shown
-from ..charts.sheet import Frame, Line
+from ..charts.chart import Chart, Size
+from ..charts.lines import Line, Look, lines
+from ..numbers import seconds, shown, steps_shown
 from ..runlog import EMPTY, Series
-from .contenders import Contender
+from .contenders import Contender, ranking
 
-__all__ = ["comparison_figures", "run_rows"]
+__all__ = ["comparison_charts", "metrics_of", "run_rows"]
 
 
-def run_rows(found: Sequence[Contender]) -> list[list[str]]:
-    """The cells of each run in the table: steps, losses, failures, time, memory."""
+def run_rows(found: Sequence[Contender]) -> tuple[list[str], list[list[str]]]:
+    """The header of the table of runs, and the cells of each: steps, losses, failures, time, memory.
+
+    The held-out loss is that of the step at which runs are compared.
+    """
+    order = ranking(found)
+    held_out = f"held-out at step {steps_shown(order.step)}" if order.held_out else "held-out"
     rows: list[list[str]] = []
     for one in found:
-        held_out = one.run.evaluations.loss
+        series = one.run.evaluations.loss
+        compared = series.at(order.step) if order.held_out else float(series.values[-1]) if len(series) else None
         rate = one.summary.tokens / one.summary.seconds if one.summary.seconds else 0.0
         rows.append(
             [
                 _steps(one),
                 _base(one),
-                shown(float(held_out.values[-1])) if len(held_out) else "–",
+                "–" if compared is None else shown(compared),
                 steps_shown(len(one.summary.broken)),
                 steps_shown(one.summary.failures),
                 seconds(one.summary.seconds) if one.summary.seconds else "–",
@@ -32,7 +37,7 @@ def run_rows(found: Sequence[Contender]) -> list[list[str]]:
                 "–" if one.summary.memory is None else sized(one.summary.memory),
             ]
         )
-    return rows
+    return ["steps", "base loss", held_out, "not finite", "failures", "time", "tokens/s", "memory"], rows
 
 
 def _steps(one: Contender) -> str:
@@ -47,48 +52,69 @@ def _base(one: Contender) -> str:
     return "–" if one.summary.base is None else shown(one.summary.base.last)
 
 
-def _metrics(found: Sequence[Contender]) -> list[tuple[str, str, bool, list[Series]]]:
-    """The own metrics of terms, in training and held out, and those over samples."""
-    charts: list[tuple[str, str, bool, list[Series]]] = []
-    own = [one.run.own_metrics() for one in found]
-    for name, metric in dict.fromkeys(key for metrics in own for key in metrics):
-        both = [metrics.get((name, metric), (EMPTY, EMPTY)) for metrics in own]
-        charts.append((f"{name}/{metric}", "in training", False, [trained for trained, _ in both]))
-        charts.append(
-            (f"{name}/{metric}, held out", "on data that is not trained on", False, [held for _, held in both])
-        )
-    for name in dict.fromkeys(name for one in found for name in one.run.task):
-        note = "over samples for held-out prompts"
-        charts.append((name, note, False, [one.run.task.get(name, EMPTY) for one in found]))
-    return charts
-
-
-def comparison_figures(found: Sequence[Contender], points: int) -> list[Figure]:
-    """The runs on the same axes: losses, gradient, the value of every term, and metrics."""
+def comparison_charts(found: Sequence[Contender]) -> list[Chart]:
+    """The runs on the same axes: the held-out loss first, then losses in training, terms, metrics and the gradient."""
     names = dict.fromkeys(name for one in found for name in one.run.terms if name != BASE)
-    charts: list[tuple[str, str, bool, list[Series]]] = [
-        ("Base loss", "in training, without the other terms", False, [one.run.loss for one in found]),
-        (
-            "Held-out loss",
-            "the base loss on data that is not trained on",
-            False,
-            [one.run.evaluations.loss for one in found],
-        ),
-        ("Total loss", "comparable only if weights are equal", False, [one.run.total for one in found]),
-        ("Gradient norm", "of the total", True, [one.run.grad_norm for one in found]),
+    title = "Held-out base loss" if all(_based(one) for one in found) else "Held-out loss"
+    note = "on data that is not trained on"
+    charts = [
+        _chart(title, found, [one.run.evaluations.loss for one in found], note=note, size="full", held_out=True),
+        _chart("Base loss", found, [one.run.loss for one in found], note="in training, without the other terms"),
+        _chart("Total loss", found, [one.run.total for one in found], note="comparable only if weights are equal"),
     ]
     for name in names:
         values = [one.run.terms[name].value if name in one.run.terms else EMPTY for one in found]
-        charts.append((name, "value, without its weight", False, values))
+        charts.append(_chart(name, found, values, note="value, without its weight"))
     charts += _metrics(found)
-    frame = Frame.around([part for one in found for part in (one.run.steps, one.run.evaluations.total.steps)], points)
-    figures: list[Figure] = []
-    for title, note, log, series in charts:
-        drawn = [
-            Line(one.name, one.css, numbers, letter=one.letter)
-            for one, numbers in zip(found, series, strict=True)
-            if len(numbers)
-        ]
-        if drawn:
-            figures.append(lines(title, drawn, frame=frame, log=log, note=note))
-    return figures
+    charts.append(_chart("Gradient norm", found, [one.run.grad_norm for one in found], note="of the total", log=True))
+    return [chart for chart in charts if chart is not None]
+
+
+def _based(one: Contender) -> bool:
+    return BASE in one.run.evaluations.contributions or not len(one.run.evaluations.loss)
+
+
+def _metrics(found: Sequence[Contender]) -> list[Chart | None]:
+    """The own metrics of terms, in training and held out, and those over samples."""
+    charts: list[Chart | None] = []
+    own = [one.run.own_metrics() for one in found]
+    for name, metric in dict.fromkeys(key for metrics in own for key in metrics):
+        trained = [metrics.get((name, metric), (EMPTY, EMPTY))[0] for metrics in own]
+        charts.append(_chart(f"{name}/{metric}", found, trained, note="in training"))
+    for name, series in metrics_of(found).items():
+        samples = any(name in one.run.task for one in found)
+        note = "over samples for held-out prompts" if samples else "on data that is not trained on"
+        title = name if samples else f"{name}, held out"
+        charts.append(_chart(title, found, series, note=note, held_out=True))
+    return charts
+
+
+def metrics_of(found: Sequence[Contender]) -> dict[str, list[Series]]:
+    """The metrics on held-out data and over samples by name, of each run; an empty series where a run has none."""
+    own = [one.run.own_metrics() for one in found]
+    metrics: dict[str, list[Series]] = {}
+    for name, metric in dict.fromkeys(key for one in own for key in one):
+        metrics[f"{name}/{metric}"] = [one.get((name, metric), (EMPTY, EMPTY))[1] for one in own]
+    for name in dict.fromkeys(name for one in found for name in one.run.task):
+        metrics[name] = [one.run.task.get(name, EMPTY) for one in found]
+    return metrics
+
+
+def _chart(
+    title: str,
+    found: Sequence[Contender],
+    numbers: Sequence[Series],
+    *,
+    note: str,
+    log: bool = False,
+    size: Size = "half",
+    held_out: bool = False,
+) -> Chart | None:
+    """A line for each run that has these numbers; None if none has."""
+    look: Look = "dots" if held_out else "line"
+    drawn = [
+        Line(one.name, one.css, one.columns, series, letter=one.letter, look=look, smooth=not held_out)
+        for one, series in zip(found, numbers, strict=True)
+        if len(series)
+    ]
+    return lines(title, drawn, log=log, note=note, size=size) if drawn else None

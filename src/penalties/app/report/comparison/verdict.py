@@ -4,46 +4,68 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...problems import counted
-from ..charts.scales import percent, shown, steps_shown
 from ..config_text import differences
+from ..numbers import percent, shown, steps_shown
 from ..verdict.findings import Finding, Verdict
 from ..verdict.sentences import Name, RunName, Sentence, clauses, listed, some
-from .contenders import Contender, Group, Ranking, between, ranking, seedless
+from .alike import not_ranked, unlike
+from .contenders import Contender, Group, Ranking, between, common_step, ranking, seedless
+from .sections import metrics_of
 
 __all__ = ["compare"]
 
 _MANY: Final = 10.0
 """From this ratio on, a difference is not given in per cent."""
-_ENDINGS: Final = (" helped", " cost", " made no difference")
+_FEW: Final = 3
+"""With fewer seeds a difference may always be chance."""
+_LISTED: Final = 6
+"""Metrics that are listed; the charts have all of them."""
 
 
 def compare(found: Sequence[Contender]) -> Verdict:
-    """Which run ended lowest, and what the runs show about the terms in which they differ."""
+    """Which run ended lowest, if runs can be ranked, and in what they differ.
+
+    What a term did is not said here: a difference is stated, and an ablation tests it.
+    """
     order = ranking(found)
+    ranked = [member for group in order.groups for member in group.members]
+    stated = list(unlike(found))
     findings = [*_outcome(order), *_lengths(found, order), *_lost(order)]
     if not order.groups:
-        return Verdict(("No run has a loss to compare.",), findings)
-    learned = list(_without(order)) or list(_swept(found, order))
-    headline: Sentence = _first(order)
+        return Verdict(("No run has a loss to compare.",), [*findings, *stated])
+    why = not_ranked(ranked, held_out=order.held_out)
+    if why:
+        values = [(RunName(one.name), f" {shown(end)}") for group in order.groups for one, end in group.each]
+        text = (f"The {order.what}{_at(order)}: ", *listed(values[:_LISTED]), ". It ranks nothing: ", *why, ".")
+        findings = [Finding("ranking", text), *_lengths(found, order), *_lost(order)]
+        headline: Sentence = ("The runs are not ranked: ", *why)
+    else:
+        headline = _first(order)
     if order.lost:
         headline = (*headline, ". ", *clauses(_diverged(order.lost)))
-    shared = _together([finding.headline for finding in learned if finding.headline])
-    if shared:
-        headline = (*headline, ". ", *clauses(shared))
-    return Verdict((*headline, "."), [*findings, *learned])
+    learned = [] if why else list(_without(order)) or list(_swept(found, order))
+    return Verdict((*headline, "."), [*findings, *learned, *_metrics(found), *stated])
+
+
+def _at(order: Ranking) -> str:
+    return "" if order.at is None else f" at step {steps_shown(order.at)}"
+
+
+def _last(order: Ranking) -> str:
+    return "the last evaluation that all have" if order.held_out else "the last that all have"
 
 
 def _leaders(groups: Sequence[Group]) -> list[Group]:
     """The groups that ended about as low as the lowest, within the spread of their seeds."""
     found = [between(groups[0], group) for group in groups]
-    return [group for group, apart in zip(groups, found, strict=True) if apart.small or apart.chance]
+    return [group for group, apart in zip(groups, found, strict=True) if apart.small or apart.mixed]
 
 
 def _first(order: Ranking) -> Sentence:
     """The headline's first sentence, without its full stop."""
     groups, what = order.groups, order.what
     leaders = _leaders(groups)
-    at = "" if order.at is None else f" at step {steps_shown(order.at)}"
+    at = _at(order)
     if len(groups) > 1 and len(leaders) == len(groups):
         members = sum(len(group.members) for group in groups)
         who = "Both runs" if members == 2 else "All runs"
@@ -56,7 +78,7 @@ def _first(order: Ranking) -> Sentence:
     names = some([RunName(member.name) for group in leaders for member in group.members])
     if order.at is not None:
         were = "was" if len(names) == 1 else "were"
-        return (*names, f" {were} lowest{at}, the last that all have, with a {what} of {shown(leaders[0].end)}")
+        return (*names, f" {were} lowest{at}, {_last(order)}, with a {what} of {shown(leaders[0].end)}")
     about = "about " if len(leaders) > 1 else ""
     return (*names, f" ended lowest, with a {what} of {about}{shown(leaders[0].end)}")
 
@@ -67,16 +89,20 @@ def _outcome(order: Ranking) -> Iterator[Finding]:
         return
     best, *others = order.groups
     if not others:
-        yield Finding("outcome", (*best.title, f" {_ends(best, order)} a {order.what} of {best.shown}."))
+        yield Finding("ranking", (*best.title, f" {_ends(best, order)} a {order.what} of {best.shown}."))
         return
-    yield Finding("outcome", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
+    yield Finding("ranking", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
     second, last = others[0], others[-1]
     follow = "follows" if len(second.members) == 1 else "follow"
-    yield Finding("outcome", (*second.title, f" {follow}, with {second.shown}{_more(second, best)}."))
-    if between(best, second).chance:
-        yield Finding("outcome", ("The spread between seeds is larger than this difference: it may be chance.",))
+    yield Finding("ranking", (*second.title, f" {follow}, with {second.shown}{_more(second, best)}."))
+    apart = between(best, second)
+    if apart.mixed:
+        yield Finding("ranking", ("Which of these two is lower depends on the seed: the difference may be chance.",))
+    elif apart.seeds < _FEW and not apart.small:
+        seeds = "one seed" if apart.seeds == 1 else f"{apart.seeds} seeds"
+        yield Finding("ranking", (f"With {seeds} the difference may be chance.",))
     if len(others) > 1:
-        yield Finding("outcome", (*last.title, f" {_ends(last, order)} the highest: {last.shown}{_more(last, best)}."))
+        yield Finding("ranking", (*last.title, f" {_ends(last, order)} the highest: {last.shown}{_more(last, best)}."))
 
 
 def _ends(group: Group, order: Ranking) -> str:
@@ -107,7 +133,7 @@ def _lengths(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
             short.setdefault(words, []).append(RunName(one.name))
     parts = [(*some(names), f" {'has' if len(names) == 1 else 'have'} {words}") for words, names in short.items()]
     if parts:
-        at = "" if order.at is None else f". Runs are compared at step {steps_shown(order.at)}, the last that all have"
+        at = "" if order.at is None else f". Runs are compared{_at(order)}, {_last(order)}"
         yield Finding("lengths", (*clauses(parts), f"{at}."))
 
 
@@ -147,36 +173,28 @@ def _without(order: Ranking) -> Iterator[Finding]:
         if seedless(whole.config, name) != seedless(other.config, name):
             continue
         apart = between(full, group)
-        one = " (one seed)" if apart.seeds == 1 else ""
-        ended = f" the {order.what} ended at {shown(group.end)} instead of {shown(full.end)}"
-        if apart.error is not None:
-            ended += f" (difference {shown(apart.mean, 2)} ± {shown(apart.error, 2)}, {apart.seeds} seeds)"
-        if apart.small:
-            yield Finding(
-                "compared",
-                ("Without ", Name(name), f"{ended}: it made no difference{one}."),
-                (Name(name), " made no difference", one),
-            )
-        elif apart.chance:
-            yield Finding("compared", ("Without ", Name(name), f"{ended}: it may be chance."))
-        else:
-            helped = "helped" if apart.mean > 0 else "cost"
-            side = "higher" if apart.mean > 0 else "lower"
-            part = f", {percent(apart.mean / full.end)} {side}" if 0 < group.end < _MANY * full.end else ""
-            text = ("Without ", Name(name), f"{ended}{part}: it {helped}{one}.")
-            yield Finding("compared", text, (Name(name), f" {helped}", one))
+        seeds = "one seed" if apart.seeds == 1 else f"{apart.seeds} seeds"
+        side = "higher" if apart.mean > 0 else "lower"
+        part = f", {percent(apart.mean / full.end)} {side}" if 0 < group.end < _MANY * full.end else ""
+        low, high = shown(min(apart.parts), 2), shown(max(apart.parts), 2)
+        by = f"; from seed to seed the difference is {low} to {high}" if apart.seeds > 1 else ""
+        text = f" the {order.what} ended at {shown(group.end)} instead of {shown(full.end)}{part} ({seeds}){by}."
+        yield Finding("compared", ("Without ", Name(name), text))
 
 
-def _together(parts: Sequence[Sentence]) -> list[Sentence]:
-    """Clauses of name, ending and caveat; those with the same ending are merged."""
-    found: list[Sentence] = []
-    for ending in _ENDINGS:
-        names = [part[0] for part in parts if part[1] == ending]
-        if names:
-            found.append((*listed(names), ending))
-    if parts and all(part[2] for part in parts):
-        found[-1] = (*found[-1], parts[0][2])
-    return found
+def _metrics(found: Sequence[Contender]) -> Iterator[Finding]:
+    """Metrics on held-out data and over samples at the last step that all have: the highest value first."""
+    ended = [one for one in found if one.last is not None]
+    last = min((one.last for one in ended if one.last is not None), default=0)
+    steps = {name: common_step(series, last) for name, series in metrics_of(ended).items()}
+    for name, step in [(name, step) for name, step in steps.items() if step is not None][:_LISTED]:
+        series = metrics_of(ended)[name]
+        values = [(part.at(step) or 0.0, one.name) for one, part in zip(ended, series, strict=True)]
+        values.sort(key=lambda one: -one[0])
+        every = "" if len(values) <= _LISTED else f", the highest and the lowest of {len(values)}"
+        values = values if not every else [values[0], values[-1]]
+        parts = [(RunName(run), f" {shown(value)}") for value, run in values]
+        yield Finding("metrics", (f"{name} at step {steps_shown(step)}: ", *listed(parts), f"{every}."))
 
 
 def _swept(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:

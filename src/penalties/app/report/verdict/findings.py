@@ -9,20 +9,23 @@ from .sentences import Sentence, plain
 __all__ = ["Finding", "Verdict"]
 
 _LABELS: Final = {
-    "outcome": "Outcome",
+    "held out": "Held out",
+    "outcome": "Training",
     "broken": "Not finite",
     "spiked": "Spiked",
     "exploded": "Exploded",
-    "drove": "Drove",
-    "fought": "Fought",
-    "idle": "Did nothing",
-    "agreed": "Agreed",
+    "gradient": "Gradient",
+    "small": "Small",
+    "conflicts": "Conflicts",
+    "agreed": "Alike",
     "failed": "Failed",
     "slow": "Slow",
-    "held out": "Held out",
     "run": "The run",
+    "ranking": "Ranking",
     "lengths": "Steps",
+    "unlike": "Not alike",
     "compared": "Compared",
+    "metrics": "Metrics",
 }
 """The kinds of findings, and what a page calls each."""
 

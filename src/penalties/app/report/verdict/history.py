@@ -9,13 +9,13 @@ import numpy as np
 from ....pipeline.explanation import EXPLOSION_RATIO
 from ....pipeline.output import BASE
 from ...problems import counted
-from ..charts.scales import percent, shown, steps_shown
+from ..numbers import percent, shown, steps_shown
 from ..runlog import RunLog
 from ..summary import Ends, Summary
 from .findings import Finding
 from .sentences import Name, Sentence, listed
 
-__all__ = ["broken", "exploded", "lost", "moved", "outcome", "spiked"]
+__all__ = ["briefly", "broken", "exploded", "lost", "moved", "outcome", "spiked"]
 
 _STEADY: Final = 0.01
 """A smaller relative change counts as none."""
@@ -53,7 +53,7 @@ def outcome(run: RunLog, summary: Summary) -> Iterator[Finding]:
         subject = "The loss" if summary.lost_from is None else "it"
         until = "" if summary.lost_from is None else f" {_span(run, summary)}"
         text = "; ".join(parts) + _means(run, loss) + "."
-        yield Finding("outcome", (text,), (f"{subject} {_move(loss).words}{until}",))
+        yield Finding("outcome", (text,), (f"{subject} {briefly(loss)}{until}",))
 
 
 def _span(run: RunLog, summary: Summary) -> str:
@@ -108,6 +108,16 @@ def moved(change: Ends) -> str:
     return words if whole else f"{words} from {shown(change.first)} to {shown(change.last)}"
 
 
+def briefly(change: Ends) -> str:
+    r"""The same in a few words, with where it ended.
+
+    >>> briefly(Ends(4.0, 2.0, window=1))
+    'fell by 50\xa0% to 2'
+    """
+    words, whole = _move(change)
+    return words if whole else f"{words} to {shown(change.last)}"
+
+
 def _source(run: RunLog, step: int) -> Sentence:
     """The terms that are NaN or infinite at a step."""
     found = {name: term.value.at(step) for name, term in run.terms.items()}
@@ -126,13 +136,13 @@ def broken(run: RunLog, summary: Summary) -> Iterator[Finding]:
         counted = f"{steps_shown(len(wrong))} of {steps_shown(len(run.steps))} steps"
         where = f"first at step {steps_shown(first)}"
         text = (f"The loss was NaN or infinite in {counted}, {where}", *_source(run, first), ".")
-        yield Finding("broken", text, () if summary.loss is None else (f"was NaN or infinite in {counted}",))
+        yield Finding("broken", text, () if summary.loss is None else (f"the loss was NaN or infinite in {counted}",))
     elif len(bad):
         measured = "steps" if len(norms) == len(run.steps) else "measured steps"
         counted = f"{steps_shown(len(bad))} of {steps_shown(len(norms))} {measured}"
         where = f"first at step {steps_shown(bad[0])}"
         text = (f"The gradient was NaN or infinite in {counted}, {where}, though the loss was finite.",)
-        yield Finding("broken", text, (f"its gradient was NaN or infinite in {counted}",))
+        yield Finding("broken", text, (f"the gradient was NaN or infinite in {counted}",))
 
 
 def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -141,7 +151,7 @@ def spiked(run: RunLog, summary: Summary) -> Iterator[Finding]:
     if spike is not None:
         headline = f"spiked to {shown(spike.value)} at step {steps_shown(spike.step)}"
         text = f"The loss {headline}, against about {shown(spike.level)} around it; the means leave it out."
-        yield Finding("spiked", (text,), (headline,))
+        yield Finding("spiked", (text,), (f"the loss {headline}",))
 
 
 def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -156,4 +166,4 @@ def exploded(run: RunLog, summary: Summary) -> Iterator[Finding]:
     measured = f"{shown(size, 3)} at step {steps_shown(step)}, {shown(size / summary.usual, 2)} times the usual"
     usual = f"{shown(summary.usual, 3)} of the first quarter"
     text = (f"The gradient exploded: its norm was {measured} {usual}", *source, ".")
-    yield Finding("exploded", text, (f"its gradient exploded at step {steps_shown(step)}",))
+    yield Finding("exploded", text, (f"the gradient exploded at step {steps_shown(step)}",))

@@ -8,17 +8,17 @@ import numpy as np
 
 from ....pipeline.output import BASE
 from ...problems import counted
-from ..charts.scales import shown, steps_shown
+from ..numbers import shown, steps_shown
 from ..runlog import RunLog, Series
 from ..summary import Ends, Summary
 from .findings import Finding, Verdict
-from .history import broken, exploded, lost, moved, outcome, spiked
+from .history import briefly, broken, exploded, lost, moved, outcome, spiked
 from .sentences import Sentence, clauses, listed
-from .terms import agreed, drove, failed, fought, idle, slow
+from .terms import agreed, conflicts, failed, shares, slow, small
 
 __all__ = ["judge"]
 
-_HISTORY: Final = ("outcome", "broken", "spiked", "exploded")
+_HISTORY: Final = ("held out", "outcome", "broken", "spiked", "exploded")
 """The findings in the first sentence of the headline; the second is about terms."""
 _KEPT: Final = 2
 """How many checkpoints a run keeps whose config does not say so."""
@@ -27,35 +27,30 @@ _RISEN: Final = 0.05
 
 
 def judge(run: RunLog, summary: Summary) -> Verdict:
-    """What a run shows, most important first."""
+    """What a run shows: the held-out loss first, unless the loss was lost."""
     rules: Sequence[Callable[[RunLog, Summary], Iterator[Finding]]] = (
         lost,
+        _held_out,
         outcome,
         broken,
         spiked,
         exploded,
-        drove,
-        fought,
-        idle,
+        shares,
+        small,
+        conflicts,
         agreed,
         failed,
         slow,
-        _held_out,
         _told,
     )
     findings = [finding for rule in rules for finding in rule(run, summary)]
-    history = [finding.headline for finding in findings if finding.headline and finding.kind in _HISTORY]
+    history = [finding for finding in findings if finding.headline and finding.kind in _HISTORY]
+    if any(finding.kind == "held out" for finding in history):
+        # The loss in training is behind it.
+        history = [finding for finding in history if finding.kind != "outcome"]
     terms = [finding.headline for finding in findings if finding.headline and finding.kind not in _HISTORY]
-    return Verdict(
-        (*_history(history, apart=summary.lost_from is not None), *([". ", *clauses(terms)] if terms else []), "."),
-        findings,
-    )
-
-
-def _history(parts: Sequence[Sentence], *, apart: bool) -> Sentence:
-    """What happened, as one sentence; with `apart`, a semicolon follows the first part."""
-    first, *rest = parts
-    return (*first, "; ", *listed(rest)) if apart and rest else listed(parts)
+    told = clauses([finding.headline for finding in history])
+    return Verdict((*told, *([". ", *clauses(terms)] if terms else []), "."), findings)
 
 
 def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
@@ -67,21 +62,21 @@ def _held_out(run: RunLog, summary: Summary) -> Iterator[Finding]:
     best, best_at = float(series.values[lowest]), int(series.steps[lowest])
     last, last_at = float(series.values[-1]), int(series.steps[-1])
     if len(series) == 1:
-        text = f"On held-out data the {what} is {shown(last)} {_when(last_at)}, the only evaluation."
-        yield Finding("held out", (text,))
+        headline = f"the held-out {what} is {shown(last)}"
+        yield Finding(
+            "held out", (f"The held-out {what} is {shown(last)} {_when(last_at)}, the only evaluation.",), (headline,)
+        )
         return
     scale = max(float(series.values[0]) - best, abs(best))
     if last - best > _RISEN * scale:
-        text = (
-            f"On held-out data the {what} was lowest {_when(best_at)}, {shown(best)}, and has risen "
-            f"to {shown(last)} {_when(last_at)}: {_better(run, series, best_at)}."
-        )
-        since = f"rises after step {steps_shown(best_at)}" if best_at else "is higher than before training"
-        yield Finding("held out", (text,), (f"the held-out loss {since}",))
+        where = f"was lowest {_when(best_at)}, {shown(best)}, and has risen to {shown(last)}"
+        text = f"The held-out {what} {where} {_when(last_at)}: {_better(run, series, best_at)}."
+        yield Finding("held out", (text,), (f"the held-out {what} {where}",))
         return
     change = Ends(float(series.values[0]), last, 1)
     lowest_words = "its lowest" if best_at == last_at else f"lowest {_when(best_at)}, {shown(best)}"
-    yield Finding("held out", (f"On held-out data the {what} {moved(change)}, {lowest_words}.",))
+    text = f"The held-out {what} {moved(change)}, {lowest_words}."
+    yield Finding("held out", (text,), (f"the held-out {what} {briefly(change)}",))
 
 
 def _when(step: int) -> str:
@@ -113,7 +108,8 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
         yield Finding("run", ("It was resumed ", *listed(words), "."))
     done = int(run.steps[-1]) if len(run.steps) else 0
     wanted = run.wanted
-    if done and "finished" not in kinds and not (wanted is not None and done >= wanted):
+    # Of another loop nothing says how long it should be.
+    if done and run.folder and "finished" not in kinds and not (wanted is not None and done >= wanted):
         after = (
             f"{steps_shown(done)} of {steps_shown(wanted)} steps"
             if wanted is not None

@@ -29,8 +29,8 @@ Sentence: TypeAlias = tuple[str, ...]
 def plain(sentence: Sentence) -> str:
     """The text without markup, with ordinary spaces.
 
-    >>> plain((Name("kl"), " drove training"))
-    'kl drove training'
+    >>> plain((Name("kl"), " failed"))
+    'kl failed'
     """
     return "".join(sentence).translate(_SPACES)
 

@@ -1,0 +1,79 @@
+"""Whether runs can be ranked by a loss: what it was measured on, and in what else they differ."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from ..runlog import RunLog
+from ..verdict.findings import Finding
+from ..verdict.sentences import RunName, Sentence, listed, some
+from .contenders import Contender
+
+__all__ = ["not_ranked", "unlike"]
+
+_MEASURED: Final = {
+    ("model", "name"): "models (and so perhaps tokenizers)",
+    ("train", "loss"): "base losses",
+    ("train", "loss_options"): "options of the base loss",
+    ("train", "reduction"): "reductions",
+    ("data", "max_length"): "maximum lengths",
+    ("data", "mask_prompt"): "masks of prompts",
+    ("data", "end_token"): "end tokens",
+}
+"""What a loss depends on besides the data: the keys of a config, and what they are."""
+_HELD_OUT: Final = {("data", "eval_path"): "held-out data"}
+_TRAINED: Final = {("data", "path"): "training data", ("data", "weights"): "odds of training data"}
+_SEED: Final = {("train", "seed"): "seeds"}
+_NONE: Final = "none"
+
+
+def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
+    """Why these runs cannot be ranked by a loss; empty if they can.
+
+    Without a config nothing is known, and nothing said.
+    """
+    keys = {**_MEASURED, **(_HELD_OUT if held_out else _TRAINED)}
+    different = [words for key, words in keys.items() if len(_values(found, key)) > 1]
+    if not different:
+        return ()
+    return ("their ", *listed(different), " differ")
+
+
+def unlike(found: Sequence[Contender]) -> Iterator[Finding]:
+    """In which data, models and seeds runs differ, and of which nothing is known."""
+    for key, words in {**_MEASURED, **_HELD_OUT, **_TRAINED}.items():
+        yield from _stated(found, key, words)
+    by_group: dict[int, set[str]] = {}
+    for one in found:
+        by_group.setdefault(one.group, set()).add(_value(one.run, ("train", "seed")))
+    # Each setting with the same seeds is how runs should be compared.
+    if len({frozenset(seeds) for seeds in by_group.values()}) > 1:
+        yield from _stated(found, ("train", "seed"), _SEED["train", "seed"])
+    unknown = [RunName(one.name) for one in found if one.run.config is None]
+    if unknown:
+        have = "has" if len(unknown) == 1 else "have"
+        text = f" {have} no config: whether data, models and seeds are alike is not known."
+        yield Finding("unlike", (*some(unknown), text))
+
+
+def _stated(found: Sequence[Contender], key: tuple[str, str], words: str) -> Iterator[Finding]:
+    values = _values(found, key)
+    if len(values) > 1:
+        parts = [(f"{value} in ", *some([RunName(name) for name in names])) for value, names in values.items()]
+        listing = [piece for part in parts for piece in ("; ", *part)][1:]
+        yield Finding("unlike", (f"{words[0].upper()}{words[1:]} differ: ", *listing, "."))
+
+
+def _values(found: Sequence[Contender], key: tuple[str, str]) -> dict[str, list[str]]:
+    """The names of runs by their value of a key; those without a config are left out."""
+    values: dict[str, list[str]] = {}
+    for one in found:
+        if one.run.config is not None:
+            values.setdefault(_value(one.run, key), []).append(one.name)
+    return values
+
+
+def _value(run: RunLog, key: tuple[str, str]) -> str:
+    table = (run.config or {}).get(key[0])
+    value: Any = cast("Mapping[str, Any]", table).get(key[1]) if isinstance(table, dict) else None
+    return _NONE if value in (None, {}, []) else value if isinstance(value, str) else json.dumps(value, sort_keys=True)

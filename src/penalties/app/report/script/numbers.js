@@ -1,0 +1,63 @@
+// Numbers as text, as in the rest of the page.
+
+const MINUS = "\u2212";
+const THIN = "\u202f";
+const SPACE = "\u00a0";
+
+function shown(value, digits = 4) {
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : MINUS + "∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e6) {
+    const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+    const short = mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa;
+    return `${short}e${Number(exponent)}`.replaceAll("-", MINUS);
+  }
+  const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+  const text = value.toFixed(decimals);
+  return (text.includes(".") ? text.replace(/\.?0+$/, "") : text).replace("-", MINUS);
+}
+
+function thousands(count) {
+  return String(Math.round(count)).replace(/\B(?=(\d{3})+(?!\d))/g, THIN);
+}
+
+function percent(share) {
+  const part = 100 * share;
+  return `${part >= 9.95 || part === 0 ? part.toFixed(0) : part.toFixed(part < 0.1 ? 2 : 1)}${SPACE}%`;
+}
+
+function seconds(time) {
+  if (time < 1e-3) return `${shown(time * 1e6, 3)}${SPACE}µs`;
+  if (time < 1) return `${shown(time * 1e3, 3)}${SPACE}ms`;
+  if (time < 60) return `${shown(time, 3)}${SPACE}s`;
+  const whole = Math.round(time);
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return `${minutes}${SPACE}min ${whole % 60}${SPACE}s`;
+  return `${Math.floor(minutes / 60)}${SPACE}h ${minutes % 60}${SPACE}min`;
+}
+
+function bytes(size) {
+  const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(size, 1)) / 3)));
+  return `${shown(size / 1000 ** power, 3)}${SPACE}${["B", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+const UNITS = {
+  "": (value) => shown(value, 6),
+  share: percent,
+  seconds,
+  bytes,
+};
+
+const TICKS = { ...UNITS, "": (value) => shown(value, 3) };
+
+// What charts are over: how its numbers read, on an axis and in the readout.
+const AXES = {
+  step: { tick: thousands, said: (value) => `step ${thousands(value)}` },
+  tokens: {
+    tick: (value) => (value < 1e4 ? thousands(value) : value < 1e6 ? `${shown(value / 1e3, 3)}${SPACE}k` : `${shown(value / 1e6, 4)}${SPACE}M`),
+    said: (value) => `${thousands(value)} tokens`,
+  },
+  seconds: { tick: seconds, said: seconds },
+};
