@@ -14,6 +14,7 @@ from ...errors import MissingLibraryError
 from ...files import write_atomically
 from ..problems import counted
 from ..runs.disk import RunError, writing
+from .ablation import AblationSection, ablation_section
 from .charts.palette import css
 from .charts.scales import seconds, steps_shown
 from .comparison.contenders import Contender, contenders
@@ -72,11 +73,11 @@ def make(runs: Sequence[Path]) -> Report:
     if not runs:
         raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
-    return compose([read(folder) for folder in folders], named(folders))
+    return compose([read(folder) for folder in folders], named(folders), ablation_section(runs))
 
 
 @np.errstate(all="ignore")
-def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
+def compose(logs: Sequence[RunLog], names: Sequence[str], ablation: AblationSection | None = None) -> Report:
     """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
@@ -96,6 +97,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str]) -> Report:
         description=(comparison or verdicts[found[0].letter]).summary,
         several=several,
         comparison=comparison,
+        ablation=ablation,
         comparison_figures=comparison_figures(found, points) if several else [],
         rows=list(zip(found, run_rows(found), strict=True)),
         unlike=differences([log.config for log in logs]) if several else {},

@@ -1,0 +1,67 @@
+"""The process of a worker: `python -m penalties.app.parallel.worker` trains the runs that it is told to.
+
+It reads a line of JSON for each order, and answers in the same way. When its orders end, so does the process, at once:
+then whoever gave them was killed, and the run can be resumed from its last checkpoint.
+"""
+
+import _thread
+import json
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+from ...errors import said
+from ..privacy import hide
+from ..runs.disk import RunError
+from ..runs.run import Run
+
+__all__ = ["STOP", "main", "train_folder"]
+
+STOP = "stop"
+"""The order to finish the step and save a checkpoint."""
+
+
+def main() -> None:
+    """Obey orders until there are no more."""
+    # Whatever a term prints goes where errors go: answers have a stream of their own.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin, orders), daemon=True).start()
+    while True:
+        folder = orders.get()
+        print(json.dumps({"folder": folder, **train_folder(folder)}), file=answers, flush=True)
+
+
+def _read(given: TextIO, orders: "queue.SimpleQueue[str]") -> None:
+    for line in given:
+        order = json.loads(line)
+        if order == STOP:
+            _thread.interrupt_main()
+        else:
+            orders.put(order)
+    os._exit(0)
+
+
+def train_folder(folder: str) -> dict[str, Any]:
+    """Train the run of a folder by its own config, from its last checkpoint; returns what a `Failure` has."""
+    from ..commands.train import own_config
+    from ..train import Interrupted, train
+
+    try:
+        run = Run(Path(folder))
+        train(own_config(run, ()), run.folder, resume=True)
+    except (Interrupted, KeyboardInterrupt) as error:
+        return {"message": said(error), "interrupted": True}
+    except RunError as error:
+        return {"message": hide(str(error)), "status": error.status}
+    except Exception as error:
+        return {"message": hide(said(error))}
+    return {}
+
+
+if __name__ == "__main__":
+    main()
