@@ -521,6 +521,15 @@ class TestAblate:
         assert capsys.readouterr().err.startswith("error: --baseline without: no variant has this name; did you mean ")
         assert not (here / "runs").exists()
 
+    def test_several_runs_at_once_are_not_for_a_launcher(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from penalties.app.commands import many
+
+        monkeypatch.setattr(many, "launched", lambda: True)
+        assert cli.main(["ablate", "toy.toml", "--jobs", "2"]) == 2
+        assert "--jobs and --ray cannot be combined with torchrun" in capsys.readouterr().err
+
     def test_a_failed_run_is_in_the_status(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\n[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'
         write_config(here, terms=terms)

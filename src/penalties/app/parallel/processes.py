@@ -8,13 +8,13 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..runs.disk import writing
 from .driving import Failure
-from .worker import STOP
+from .worker import STOP, end_group
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -36,12 +36,17 @@ def devices_for(configs: "Sequence[Config]") -> list[str]:
     return names if count > 1 else []
 
 
+_Ended: TypeAlias = tuple[Path, Failure | None]
+_Answer: TypeAlias = "tuple[subprocess.Popen[str], dict[str, Any] | None]"
+"""Of a process; None where it died."""
+
+
 class Processes:
     """As many processes as runs at once; each trains one run after the other."""
 
     def __init__(self, count: int, logs: Path, devices: Sequence[str] = ()) -> None:
         """Processes start with the first runs; what they print goes to files in a folder."""
-        self._answers: queue.SimpleQueue[tuple[_Process, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._idle: list[_Process] = []
         self._busy: dict[Path, _Process] = {}
         for number in range(count):
@@ -59,23 +64,23 @@ class Processes:
         self._busy[folder] = process
         process.order(str(folder))
 
-    def wait(self, seconds: float) -> list[tuple[Path, Failure | None]]:
+    def wait(self, seconds: float) -> list[_Ended]:
         """The runs that ended; one whose process died failed."""
-        ended: list[tuple[Path, Failure | None]] = []
+        ended: list[_Ended] = []
         with contextlib.suppress(queue.Empty):
             ended += self._ended(*self._answers.get(timeout=seconds))
             while True:
                 ended += self._ended(*self._answers.get_nowait())
         return ended
 
-    def _ended(self, process: "_Process", answer: dict[str, Any] | None) -> list[tuple[Path, Failure | None]]:
-        folder = next((one for one, by in self._busy.items() if by is process), None)
+    def _ended(self, process: "subprocess.Popen[str]", answer: dict[str, Any] | None) -> Iterator[_Ended]:
+        folder = next((one for one, by in self._busy.items() if by.process is process), None)
         if folder is None:
-            return []
-        failure = Failure(process.obituary()) if answer is None else Failure(**answer) if answer else None
-        del self._busy[folder]
-        self._idle.append(process)
-        return [(folder, failure)]
+            # It died without a run; it is started again with the next.
+            return
+        failure = Failure(self._busy[folder].obituary()) if answer is None else Failure(**answer) if answer else None
+        self._idle.append(self._busy.pop(folder))
+        yield folder, failure
 
     def interrupt(self) -> None:
         """Tell those that have a run."""
@@ -95,23 +100,23 @@ class _Process:
         self._log = log
         self._environment = environment
         self._answers = answers
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None
 
     def order(self, what: str) -> None:
-        if self._process is None or self._process.poll() is not None:
+        if self.process is None or self.process.poll() is not None:
             if what == STOP:
                 return
             self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
         # If it dies now, its reader says so.
         with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(what), file=self._process.stdin, flush=True)
+            print(json.dumps(what), file=self.process.stdin, flush=True)
 
     def _start(self) -> None:
         self.end()
         with writing(self._log), open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "penalties.app.parallel.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -122,27 +127,29 @@ class _Process:
                 # Ctrl-C reaches us alone, and we tell the others.
                 start_new_session=True,
             )
-        threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                answer = json.loads(line)
-                del answer["folder"]
-                self._answers.put((self, answer))
+                self._answers.put((process, json.loads(line)))
         process.wait()
-        self._answers.put((self, None))
+        self._answers.put((process, None))
 
     def obituary(self) -> str:
         """How it died, in words."""
-        code = None if self._process is None else self._process.returncode
+        code = None if self.process is None else self.process.returncode
         return f"its process ended with exit code {code}; {self._log} has what it printed"
 
     def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            if self._process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    self._process.stdin.close()
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            end_group(self.process.pid)
+        # Where there are no groups.
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()

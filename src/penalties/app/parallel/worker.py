@@ -5,22 +5,26 @@ then whoever gave them was killed, and the run can be resumed from its last chec
 """
 
 import _thread
+import contextlib
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType
+from typing import Any, Final, TextIO
 
 from ...errors import said
+from ..console import filtered
 from ..privacy import hide
 from ..runs.disk import RunError
 from ..runs.run import Run
 
-__all__ = ["STOP", "main", "train_folder"]
+__all__ = ["STOP", "end_group", "main", "train_folder"]
 
-STOP = "stop"
+STOP: Final = "stop"
 """The order to finish the step and save a checkpoint."""
 
 
@@ -30,10 +34,22 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    training = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Between two runs there is nothing to stop, and an answer may be half written.
+        if training:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
     threading.Thread(target=_read, args=(sys.stdin, orders), daemon=True).start()
-    while True:
-        folder = orders.get()
-        print(json.dumps({"folder": folder, **train_folder(folder)}), file=answers, flush=True)
+    with filtered():
+        while True:
+            folder = orders.get()
+            training = True
+            answer = train_folder(folder)
+            training = False
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 def _read(given: TextIO, orders: "queue.SimpleQueue[str]") -> None:
@@ -43,7 +59,16 @@ def _read(given: TextIO, orders: "queue.SimpleQueue[str]") -> None:
             _thread.interrupt_main()
         else:
             orders.put(order)
-    os._exit(0)
+    end_group(os.getpid())
+
+
+def end_group(leader: int) -> None:
+    """Kill a process that leads a group, with the processes that its terms run in; without groups, it alone."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+    elif leader == os.getpid():
+        os._exit(0)
 
 
 def train_folder(folder: str) -> dict[str, Any]:
