@@ -1,7 +1,7 @@
 """Training the variants of an ablation, each in its own folder, one after the other or several at once."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from .variants import Variant
 
 __all__ = ["Training", "ablate"]
 
-Training: TypeAlias = Callable[[Sequence[Task], Callable[[Task, str | None], None]], None]
+Training: TypeAlias = Callable[[Iterable[Task], Callable[[Task, str | None], None]], None]
 """Trains runs, and calls a function with each that ended, and with the message if it failed."""
 
 

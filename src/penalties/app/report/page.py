@@ -14,7 +14,6 @@ from ...errors import MissingLibraryError
 from ...files import write_atomically
 from ..problems import counted
 from ..runs.disk import RunError, writing
-from .ablation import AblationSection, ablation_section
 from .charts.palette import css
 from .charts.scales import seconds, steps_shown
 from .comparison.contenders import Contender, contenders
@@ -37,6 +36,7 @@ from .sections import (
     term_rows,
     time_rows,
 )
+from .study import Study, study_of
 from .summary import Summary, summarise
 from .verdict.findings import Verdict
 from .verdict.judge import judge
@@ -73,11 +73,11 @@ def make(runs: Sequence[Path]) -> Report:
     if not runs:
         raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
-    return compose([read(folder) for folder in folders], named(folders), ablation_section(runs))
+    return compose([read(folder) for folder in folders], named(folders), study_of(runs))
 
 
 @np.errstate(all="ignore")
-def compose(logs: Sequence[RunLog], names: Sequence[str], ablation: AblationSection | None = None) -> Report:
+def compose(logs: Sequence[RunLog], names: Sequence[str], study: Study | None = None) -> Report:
     """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
@@ -97,7 +97,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str], ablation: AblationSect
         description=(comparison or verdicts[found[0].letter]).summary,
         several=several,
         comparison=comparison,
-        ablation=ablation,
+        study=study,
         comparison_figures=comparison_figures(found, points) if several else [],
         rows=list(zip(found, run_rows(found), strict=True)),
         unlike=differences([log.config for log in logs]) if several else {},

@@ -1,4 +1,4 @@
-"""The section of an ablation in the report: its words, and numbers that are those of the runs."""
+"""The section of an ablation or a search in the report: its words, and numbers that are those of the runs."""
 
 import html
 import json
@@ -10,7 +10,7 @@ import pytest
 from penalties.app.ablation import Outcome, Recorded
 from penalties.app.ablation.outcomes import Facts, write
 from penalties.app.report import make
-from penalties.app.report.ablation import AblationSection, ablation_section
+from penalties.app.report.study import Study, study_of
 
 from .synthetic import config, write_run
 
@@ -37,8 +37,8 @@ def ablation(folder: Path, names: dict[str, str] | None = None) -> Path:
     return folder
 
 
-def section(folder: Path) -> AblationSection:
-    found = ablation_section([folder])
+def section(folder: Path) -> Study:
+    found = study_of([folder])
     assert found is not None
     return found
 
@@ -83,13 +83,13 @@ def test_names_cannot_inject_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["{", "[]", '{"runs": 3}', '{"runs": [], "variants": {}, "baseline": "all"}'])
 def test_an_ablation_that_cannot_be_read_leaves_its_runs(tmp_path: Path, broken: str) -> None:
     (ablation(tmp_path) / "ablation.json").write_text(broken)
-    assert ablation_section([tmp_path]) is None
+    assert study_of([tmp_path]) is None
     assert len(make([tmp_path]).verdicts) == 9
 
 
 def test_runs_without_their_ablation_have_no_section(tmp_path: Path) -> None:
     folders = sorted(path for path in ablation(tmp_path).iterdir() if path.is_dir())
-    assert ablation_section(folders) is None
+    assert study_of(folders) is None
     assert not re.search("<h2>Ablation", make(folders).html)
 
 
