@@ -17,7 +17,7 @@ from penalties.app.runs.disk import RunError
 from penalties.app.train import Interrupted
 from penalties.app.train.progress import SILENT
 
-from ..stand_ins import comparable, weights_of, write_config
+from ..stand_ins import comparable, events, weights_of, write_config
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -81,6 +81,7 @@ class TestSideBySide:
         one_by_one(again, lambda *_: None, lambda _: SILENT)
         for one, other in zip(tasks, again, strict=True):
             assert weights_of(one.folder, 4) == weights_of(other.folder, 4)
+            assert events(Run(one.folder)) == events(Run(other.folder))
             assert comparable(list(Run(one.folder).records())) == comparable(list(Run(other.folder).records()))
 
     def test_a_run_is_asked_for_when_there_is_room(self, tasks: list[Task]) -> None:

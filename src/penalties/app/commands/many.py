@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Many", "several"]
 
+_HERE: Final = "here"
+"""The address of a cluster that is not given."""
 _LINES: Final = 5
 """Lines for the steps of each run, in a pipe."""
 
@@ -27,19 +29,22 @@ _LINES: Final = 5
 class Many:
     """What the options say."""
 
-    jobs: int
+    jobs: int | None
     ray: str | None
 
     @property
     def given(self) -> list[str]:
         """The options again, for a command line."""
-        jobs = ["--jobs", str(self.jobs)] if self.jobs > 1 else []
-        return [*jobs, *(["--ray", self.ray] if self.ray else [])]
+        jobs = [] if self.jobs is None else ["--jobs", str(self.jobs)]
+        ray = [] if self.ray is None else ["--ray"] if self.ray == _HERE else ["--ray", self.ray]
+        return [*jobs, *ray]
 
     def check(self) -> None:
         """Raise if runs cannot be trained like this."""
-        if launched() and (self.jobs > 1 or self.ray):
+        if launched() and (self.jobs is not None or self.ray is not None):
             raise click.UsageError("--jobs and --ray cannot be combined with torchrun: every run is one process")
+        if self.ray is not None and self.ray.endswith(".toml"):
+            raise click.UsageError(f'--ray: found "{self.ray}" as its address; put --ray after CONFIG')
 
     def training(
         self, folder: Path, configs: "Sequence[Config]", total: int, *, quiet: bool
@@ -48,7 +53,7 @@ class Many:
         from ..parallel import board, one_by_one, side_by_side
         from ..train.progress import chosen
 
-        if self.jobs == 1 and self.ray is None:
+        if self.jobs in (None, 1) and self.ray is None:
             number = 0
 
             def progress(task: "Task") -> "Progress":
@@ -68,19 +73,32 @@ class Many:
         return train
 
     def _workers(self, folder: Path, configs: "Sequence[Config]", total: int) -> "Workers":
+        from ..parallel.cluster import Cluster
         from ..parallel.processes import Processes, devices_for
 
-        return Processes(min(self.jobs, total), folder, devices_for(configs))
+        if self.ray is not None:
+            address = None if self.ray == _HERE else self.ray
+            return Cluster(address, self.jobs, gpus=all(one.backend.kind == "local" for one in configs))
+        return Processes(min(self.jobs or 1, total), folder, devices_for(configs))
 
 
 def several(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--jobs N`: the argument `many`."""
+    """`--jobs N` and `--ray [ADDRESS]`: the argument `many`."""
 
     @click.option(
-        "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs at once, each on a GPU if there are."
+        "--jobs",
+        type=click.IntRange(1),
+        help="Runs at once: one, or on Ray as many as it has room for. Each has a GPU where there are several.",
+    )
+    @click.option(
+        "--ray",
+        is_flag=False,
+        flag_value=_HERE,
+        metavar="[ADDRESS]",
+        help="Train on a Ray cluster: that of RAY_ADDRESS, else one on this machine.",
     )
     @functools.wraps(command)
-    def taking(*arguments: Any, jobs: int, **options: Any) -> Any:
-        return command(*arguments, many=Many(jobs, None), **options)
+    def taking(*arguments: Any, jobs: int | None, ray: str | None, **options: Any) -> Any:
+        return command(*arguments, many=Many(jobs, ray), **options)
 
     return taking

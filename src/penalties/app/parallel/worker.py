@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TextIO
@@ -20,12 +21,16 @@ from ...errors import said
 from ..console import filtered
 from ..privacy import hide
 from ..runs.disk import RunError
+from ..runs.lock import HeldError
 from ..runs.run import Run
 
 __all__ = ["STOP", "end_group", "main", "train_folder"]
 
 STOP: Final = "stop"
 """The order to finish the step and save a checkpoint."""
+
+_HELD: Final = 10.0
+"""Seconds in which the workers of a command that was killed have ended."""
 
 
 def main() -> None:
@@ -47,7 +52,7 @@ def main() -> None:
         while True:
             folder = orders.get()
             training = True
-            answer = train_folder(folder)
+            answer = train_folder(folder, _HELD)
             training = False
             print(json.dumps(answer), file=answers, flush=True)
 
@@ -71,21 +76,31 @@ def end_group(leader: int) -> None:
         os._exit(0)
 
 
-def train_folder(folder: str) -> dict[str, Any]:
-    """Train the run of a folder by its own config, from its last checkpoint; returns what a `Failure` has."""
+def train_folder(folder: str, patience: float = 0.0) -> dict[str, Any]:
+    """Train the run of a folder by its own config, from its last checkpoint; returns what a `Failure` has.
+
+    An earlier process that was lost may hold the lock of the run for some seconds.
+    """
     from ..commands.train import own_config
     from ..train import Interrupted, train
 
-    try:
-        run = Run(Path(folder))
-        train(own_config(run, ()), run.folder, resume=True)
-    except (Interrupted, KeyboardInterrupt) as error:
-        return {"message": said(error), "interrupted": True}
-    except RunError as error:
-        return {"message": hide(str(error)), "status": error.status}
-    except Exception as error:
-        return {"message": hide(said(error))}
-    return {}
+    end = time.monotonic() + patience
+    while True:
+        try:
+            run = Run(Path(folder))
+            train(own_config(run, ()), run.folder, resume=True)
+        except (Interrupted, KeyboardInterrupt) as error:
+            return {"message": said(error), "interrupted": True}
+        except HeldError as error:
+            if time.monotonic() > end:
+                return {"message": str(error), "status": error.status}
+            time.sleep(0.2)
+        except RunError as error:
+            return {"message": hide(str(error)), "status": error.status}
+        except Exception as error:
+            return {"message": hide(said(error))}
+        else:
+            return {}
 
 
 if __name__ == "__main__":
