@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penalties.app.config import load
+from penalties.app.parallel import processes
 from penalties.app.parallel.processes import Processes, devices_for
 from tests.slow.commands import result
 
@@ -178,6 +179,7 @@ class TestDevices:
         return made
 
     def two(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
+        monkeypatch.setattr(processes, "_DRIVERS", ("/dev/null",))
         monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
         monkeypatch.setattr("torch.cuda.device_count", lambda: count)
 
@@ -187,6 +189,12 @@ class TestDevices:
         assert devices_for(given()) == ["0", "1"]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
         assert devices_for(given()) == ["3", "5"]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's devices")
+    def test_without_a_driver_pytorch_is_not_asked(self, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.two(monkeypatch)
+        monkeypatch.setattr(processes, "_DRIVERS", ("/dev/nothing",))
+        assert devices_for(given()) == []
 
     @pytest.mark.parametrize("count", [0, 1])
     def test_one_is_left_to_all(self, given: Any, monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -24,10 +24,16 @@ __all__ = ["Processes", "devices_for"]
 _PASSIVE: Final = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """Threads that wait leave the processors to the other processes. Their number stays: it changes the last bits."""
 
+_DRIVERS: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA, of AMD, and of Windows underneath."""
+
 
 def devices_for(configs: "Sequence[Config]") -> list[str]:
     """The names of the GPUs to share out, as `CUDA_VISIBLE_DEVICES` has them; none if runs choose their own."""
     if any(one.backend.kind != "local" or one.model.device not in (None, "cuda") for one in configs):
+        return []
+    if sys.platform == "linux" and not any(map(os.path.exists, _DRIVERS)):
+        # Importing PyTorch takes seconds, in which no process would start.
         return []
     torch: Any = importlib.import_module("torch")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
