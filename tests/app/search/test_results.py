@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penalties.app.runs.disk import RunError
-from penalties.app.search import Found, Goal, Trial, constraint_of, found_in, headline, shown
+from penalties.app.search import Found, Goal, Trial, constraint_of, ended_in, found_in, headline, shown
 from penalties.app.search.results import sentences, write
 
 
@@ -90,6 +90,7 @@ class TestFile:
         made = found("kl<2")._replace(trials=trials)
         write(tmp_path, made)
         assert found_in(tmp_path) == made
+        assert ended_in(tmp_path) == 5
 
     def test_is_json(self, tmp_path: Path) -> None:
         write(tmp_path, found()._replace(trials=[trial(0, base_loss=math.nan)]))
@@ -101,3 +102,4 @@ class TestFile:
         (tmp_path / "search.json").write_text(broken)
         with pytest.raises(RunError, match="search.json cannot be read .* resume the search to write it again"):
             found_in(tmp_path)
+        assert ended_in(tmp_path) == 0

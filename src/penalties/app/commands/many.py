@@ -79,7 +79,7 @@ class Many:
         if self.ray is not None:
             address = None if self.ray == _HERE else self.ray
             return Cluster(address, self.jobs, gpus=all(one.backend.kind == "local" for one in configs))
-        return Processes(min(self.jobs or 1, total), folder, devices_for(configs))
+        return Processes(max(1, min(self.jobs or 1, total)), folder, devices_for(configs))
 
 
 def several(command: Callable[..., Any]) -> Callable[..., Any]:

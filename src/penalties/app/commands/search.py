@@ -75,7 +75,7 @@ def command(
     from ..config import load
     from ..report import make
     from ..runs.disk import RunError
-    from ..search import Goal, Search, constraint_of, headline, holds_search, range_of, search, shown
+    from ..search import Goal, Search, constraint_of, ended_in, headline, holds_search, range_of, search, shown
     from ..train.loop import Interrupted
 
     def loaded(more: Sequence[str]) -> "Config":
@@ -89,7 +89,8 @@ def command(
     folder = folder_for(config_path, resume=resume, suffix="-search") if folder is None else folder
     if resume and not holds_search(folder):
         raise nothing_in(folder, "search", holds_search)
-    training = many.training(folder, [config], trials, quiet=quiet or as_json)
+    left = trials - (ended_in(folder) if resume else 0)
+    training = many.training(folder, [config], left, quiet=quiet or as_json)
     try:
         found = search(wanted, folder, resume=resume, training=training)
     except Interrupted as error:

@@ -1,7 +1,7 @@
 """A search for the best values of a config: which values are tried, by what they are judged, and what came of it."""
 
 from .goals import Constraint, Goal, constraint_of
-from .results import Found, Trial, found_in, headline, holds_search, shown
+from .results import Found, Trial, ended_in, found_in, headline, holds_search, shown
 from .searching import Search, search
 from .space import Range, range_of
 
@@ -13,6 +13,7 @@ __all__ = [
     "Search",
     "Trial",
     "constraint_of",
+    "ended_in",
     "found_in",
     "headline",
     "holds_search",

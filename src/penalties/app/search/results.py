@@ -1,5 +1,6 @@
 """What a search has found: its trials, the best of them, and the front between the metrics."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,6 +91,13 @@ class Found(NamedTuple):
 def holds_search(folder: Path) -> bool:
     """Whether a folder has a search."""
     return (folder / _SUMMARY).is_file()
+
+
+def ended_in(folder: Path) -> int:
+    """How many trials of the search in a folder ended; 0 if that cannot be read, and is written again."""
+    with contextlib.suppress(RunError):
+        return len(found_in(folder).trials)
+    return 0
 
 
 def write(folder: Path, found: Found) -> None:
