@@ -4,7 +4,6 @@ It reads a line of JSON for each order, and answers in the same way. When its or
 then whoever gave them was killed, and the run can be resumed from its last checkpoint.
 """
 
-import _thread
 import contextlib
 import json
 import os
@@ -61,7 +60,8 @@ def _read(given: TextIO, orders: "queue.SimpleQueue[str]") -> None:
     for line in given:
         order = json.loads(line)
         if order == STOP:
-            _thread.interrupt_main()
+            # Python runs the handler in the main thread, whichever thread raises.
+            signal.raise_signal(signal.SIGINT)
         else:
             orders.put(order)
     end_group(os.getpid())
