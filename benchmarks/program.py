@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def run(scale: float) -> list[Row]:
         compare("penalties check, the demo", bare, _python(*program, "check", "-q", "--no-model"), **_ms(seconds)),
         *_report(scale),
         *_odd_reports(scale),
+        _side_by_side(scale),
     ]
 
 
@@ -82,6 +84,21 @@ def _odd_reports(scale: float) -> list[Row]:
             made = _python("-m", "penalties.app", "report", place, "--out", str(page))
             rows.append(compare(case, read, made, seconds=10.0 * scale, unit="ms", most=20_000.0))
     return rows
+
+
+def _side_by_side(scale: float) -> Row:
+    """An ablation of eight runs by two processes, beside one after the other: needs two free processors."""
+    steps = 300 if scale else 1
+
+    def seconds(*options: str) -> list[float]:
+        with tempfile.TemporaryDirectory() as place:
+            command = ("ablate", "--quiet", "--seeds", "2", "--set", f"train.steps={steps}", "--run", f"{place}/out")
+            began = time.perf_counter()
+            _python("-m", "penalties.app", *command, *options)()
+            return [time.perf_counter() - began]
+
+    plain, ours, again = seconds(), seconds("--jobs", "2"), seconds()
+    return Row(f"8 runs of {steps} steps, --jobs 2", "s", plain, ours, again, most_ratio=1 / 1.7)
 
 
 def _record(step: int, noise: random.Random) -> dict[str, object]:

@@ -117,3 +117,11 @@ def failing_metric(samples: Sequence[Any]) -> float:
 
 def wordy_metric(samples: Sequence[Any]) -> str:
     return "good"
+
+
+def dying(logprobs: Any, step: int) -> Any:
+    """A term that takes its process with it."""
+    if step == 2:
+        print("this is the end", flush=True)
+        os._exit(3)
+    return logprobs[0].mean() ** 2

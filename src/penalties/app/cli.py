@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "report": "Write a report of one run, or compare several.",
     "watch": "Serve the report of runs on this machine, up to date while they go on.",
     "ablate": "Train CONFIG, and again without each of its terms; compare them in a table and one report.",
+    "search": "Train CONFIG with values that Optuna proposes, and show which made a metric best.",
     "sample": "Let the model of RUN continue each PROMPT.",
     "export": "Write the model of RUN to a folder that transformers, peft and vLLM load.",
     "check": "List every problem of a config.",

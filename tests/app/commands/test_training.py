@@ -433,11 +433,13 @@ class TestReport:
 
 class TestAblate:
     def test_compares_in_a_table_and_one_report(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["ablate", "toy.toml"]) == 0
+        assert cli.main(["ablate", "toy.toml", "--seeds", "3"]) == 0
         shown = capsys.readouterr().out
-        assert "2 of 4: without kl, seed 0" in shown
-        assert shown.count("\nstep ") == 4 * 4
-        assert "variant           base loss  difference" in shown
+        assert "2 of 12: without kl, seed 0" in shown
+        assert shown.count("\nstep ") == 12 * 4
+        header = ["variant", "base", "loss", "difference", "95", "%", "interval", "adjusted", "p"]
+        assert shown.splitlines()[-9].split() == [*header, "kl", "entropy", "counting"]
+        assert "with at least 3 seeds.\nWith 3 seeds and 3 comparisons, an effect of 5.7 standard dev" in shown
         assert shown.splitlines()[-1] == "report: runs/toy-ablation/report.html"
         assert (here / "runs" / "toy-ablation" / "report.html").is_file()
         assert Run("runs/toy-ablation/without-kl-seed-0").begun()
@@ -454,6 +456,8 @@ class TestAblate:
                     "train.eval_every=1",
                     "--sweep",
                     "kl.weight=1",
+                    "--seeds",
+                    "1",
                 ]
             )
             == 0
@@ -474,19 +478,22 @@ class TestAblate:
         sweep = ["--sweep", "kl.weight=0.1,1", "--seeds", "2", "--set", "train.steps=2"]
         assert cli.main(["ablate", "toy.toml", *sweep, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert [one["variant"] for one in told["variants"]] == ["all", "kl.weight=0.1", "kl.weight=1"]
-        assert told["kind"] == "ablation"
-        mean, deviation = told["variants"][1]["difference"]
-        assert mean != 0
-        assert deviation >= 0
+        assert [one["variant"] for one in told["rows"]] == ["all", "kl.weight=0.1", "kl.weight=1"]
+        assert (told["kind"], told["seeds"], told["comparisons"]) == ("ablation", 2, 2)
+        assert told["verdict"] == "Nothing is claimed: 2 seeds; at least 3 are needed."
+        effect = told["rows"][1]["effect"]
+        assert set(effect["differences"]) == {"0", "1"}
+        assert effect["low"] < effect["mean"] < effect["high"]
+        assert not effect["claimed"]
 
     def test_keep_trains_each_term_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["ablate", "toy.toml", "--keep", "--quiet", "--set", "train.steps=1"]) == 0
+        assert cli.main(["ablate", "toy.toml", "--keep", "--quiet", "--seeds", "1", "--set", "train.steps=1"]) == 0
         assert capsys.readouterr().out == ""
         assert Run("runs/toy-ablation/only-kl-seed-0").begun()
 
-    def test_sweep_and_keep_cannot_be_combined(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["ablate", "toy.toml", "--keep", "--sweep", "kl.weight=1"]) == 2
+    @pytest.mark.parametrize("option", ["--sweep", "--grid"])
+    def test_values_and_keep_cannot_be_combined(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["ablate", "toy.toml", "--keep", option, "kl.weight=1"]) == 2
         assert "cannot be combined" in capsys.readouterr().err
 
     def test_ctrl_c_shows_a_command_that_resumes_the_ablation(
@@ -499,14 +506,32 @@ class TestAblate:
         assert told == "penalties ablate toy.toml --seeds 2 --keep --run runs/toy-ablation --resume"
         with monkeypatch.context() as broken:
             interrupting(broken, 3)
-            sweep = ["--sweep", "kl.weight=1", "--run", "swept"]
+            sweep = ["--sweep", "kl.weight=1", "--grid", "entropy.weight=0.1", "--baseline", "kl.weight=1"]
+            sweep += ["--run", "swept"]
             assert cli.main(["ablate", "toy.toml", "--quiet", "--set", "train.steps=5", *sweep]) == 1
         told = capfd.readouterr().err.splitlines()[-1]
-        assert told == "penalties ablate toy.toml --set train.steps=5 --sweep kl.weight=1 --run swept --resume"
+        again = "--sweep kl.weight=1 --grid entropy.weight=0.1 --baseline kl.weight=1 --run swept --resume"
+        assert told == f"penalties ablate toy.toml --set train.steps=5 {again}"
         assert cli.main([*told.split()[1:], "--quiet"]) == 0
+
+    def test_a_baseline_that_is_no_variant_is_found_before_anything_is_trained(
+        self, here: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["ablate", "toy.toml", "--baseline", "without"]) == 2
+        assert capsys.readouterr().err.startswith("error: --baseline without: no variant has this name; did you mean ")
+        assert not (here / "runs").exists()
+
+    def test_several_runs_at_once_are_not_for_a_launcher(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from penalties.app.commands import many
+
+        monkeypatch.setattr(many, "launched", lambda: True)
+        assert cli.main(["ablate", "toy.toml", "--jobs", "2"]) == 2
+        assert "--jobs and --ray cannot be combined with torchrun" in capsys.readouterr().err
 
     def test_a_failed_run_is_in_the_status(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\n[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'
         write_config(here, terms=terms)
-        assert cli.main(["ablate", "toy.toml", "--quiet"]) == 1
+        assert cli.main(["ablate", "toy.toml", "--quiet", "--seeds", "1"]) == 1
         assert "2 of 3 runs failed" in capsys.readouterr().err

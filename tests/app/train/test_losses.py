@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from penalties.app.ablate import ablate, compared, shown, variants
+from penalties.app.ablation import ablate, analysed, shown, variants
 from penalties.app.config import load
+from penalties.app.parallel import one_by_one
 from penalties.app.report import make
 from penalties.app.train import Interrupted, train
 from penalties.app.train.progress import SILENT
@@ -72,8 +73,10 @@ class TestNone:
     def test_an_ablation_compares_terms(self, tmp_path: Path) -> None:
         path = write_config(tmp_path, loss="none", steps=2)
         chosen = variants(lambda more: load(path, more))
-        outcomes = ablate(chosen, tmp_path / "ablation", progress=lambda *_: SILENT)
-        assert {outcome.base_loss for outcome in outcomes} == {None}
-        first = shown(compared(outcomes))[1].split()
-        assert first[:2] == ["all", "-"]
+        training = lambda tasks, ended: one_by_one(tasks, ended, lambda _: SILENT)
+        record = ablate(chosen, tmp_path / "ablation", training=training)
+        assert {outcome.base_loss for outcome in record.outcomes} == {None}
+        lines = shown(analysed(record))
+        assert lines[1].split()[:2] == ["all", "-"]
+        assert lines[-1] == "There is nothing to compare by held-out base loss."
         assert json.loads((tmp_path / "ablation" / "ablation.json").read_text())["runs"][0]["base_loss"] is None

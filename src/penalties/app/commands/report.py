@@ -32,8 +32,8 @@ _OF_THE_FOLDER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, e
 def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) -> None:
     """Write a report of one run, or compare several.
 
-    RUN is the folder of a run, as `penalties train` writes it, or of an ablation; or a log that another loop wrote with
-    the sink for JSON lines. The report is one HTML file that works offline.
+    RUN is the folder of a run, as `penalties train` writes it, or of an ablation or a search; or a log that another
+    loop wrote with the sink for JSON lines. The report is one HTML file that works offline.
     """
     from ..report import make
 

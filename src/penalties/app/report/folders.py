@@ -13,12 +13,13 @@ from ..runs.disk import RunError
 __all__ = ["named", "runs_in"]
 
 _RUN: Final = ("metrics.jsonl", "config.json")
-_ABLATION: Final = "ablation.json"
+_TOGETHER: Final = ("ablation.json", "search.json")
+"""The files of folders whose runs belong together."""
 _SEED: Final = re.compile(r"-seed-\d+$")
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """The folders of runs, each once; the folder of an ablation stands for the runs in it."""
+    """The folders of runs, each once; the folder of an ablation or a search stands for the runs in it."""
     found: dict[Path, Path] = {}
     for folder in folders:
         for run in _runs(folder):
@@ -33,10 +34,11 @@ def _runs(folder: Path) -> list[Path]:
     below = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
     if not below:
         return [folder]
-    if not (folder / _ABLATION).is_file():
+    together = next((folder / name for name in _TOGETHER if (folder / name).is_file()), None)
+    if together is None:
         contains, wanted = ("a run", below[0]) if len(below) == 1 else (f"{len(below)} runs", folder / "*")
         raise RunError(f"{folder} is not a run, but contains {contains}; use penalties report {wanted}", 2)
-    order = _order(folder / _ABLATION)
+    order = _order(together)
     return sorted(below, key=lambda path: order.index(path.name) if path.name in order else len(order))
 
 
@@ -45,7 +47,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _order(path: Path) -> list[str]:
-    """The folder names in the order of an ablation; empty if its file cannot be read."""
+    """The folder names in the order of an ablation or a search; empty if its file cannot be read."""
     try:
         entries: Any = json.loads(read_plain(path))["runs"]
         return [str(cast("dict[str, Any]", entry)["folder"]) for entry in entries]

@@ -30,6 +30,7 @@ from .reading import read
 from .resources import environments, pace
 from .runlog import RunLog
 from .sections import colors, sections
+from .study import Study, study_of
 from .summary import Summary, summarise
 from .tables import cosines, events, failures, samples, term_note, term_rows, time_rows
 from .verdict.findings import Verdict
@@ -76,11 +77,14 @@ def make(runs: Sequence[Path], *, watched: str | None = None) -> Report:
     if not runs:
         raise RunError("no run was given; expected the folder of at least one", 2)
     folders = runs_in([Path(folder) for folder in runs])
-    return compose([read_sink(one) if one.is_file() else read(one) for one in folders], named(folders), watched=watched)
+    logs = [read_sink(one) if one.is_file() else read(one) for one in folders]
+    return compose(logs, named(folders), study_of(runs), watched=watched)
 
 
 @np.errstate(all="ignore")
-def compose(logs: Sequence[RunLog], names: Sequence[str], *, watched: str | None = None) -> Report:
+def compose(
+    logs: Sequence[RunLog], names: Sequence[str], study: Study | None = None, *, watched: str | None = None
+) -> Report:
     """The report of runs that were read already; numbers of a log may be too large to add up."""
     found = contenders(logs, [summarise(log) for log in logs], names)
     css_of = colors(list(dict.fromkeys(name for log in logs for name in log.terms)))
@@ -106,6 +110,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str], *, watched: str | None
         together=together,
         header=header,
         rows=list(zip(found, cells, strict=True)),
+        study=study,
         unlike=differences([log.config for log in logs]) if several else {},
         runs=runs,
         css_of={"term": css_of, "run": {one.name: one.css for one in found}},

@@ -9,7 +9,11 @@ from ...errors import MissingLibraryError
 from ...files import check_plain, open_plain, read_plain
 from .disk import RunError, reason
 
-__all__ = ["Lock"]
+__all__ = ["HeldError", "Lock"]
+
+
+class HeldError(RunError):
+    """Another process holds the lock."""
 
 
 class Lock:
@@ -44,7 +48,7 @@ class Lock:
         try:
             self._lock.acquire()
         except filelock.Timeout:
-            raise RunError(
+            raise HeldError(
                 f"{path.parent} is being written by {_holder(path)}; wait for it, or choose another folder with --run",
                 2,
             ) from None

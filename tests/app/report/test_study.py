@@ -1,0 +1,119 @@
+"""The section of an ablation or a search in the report: its words, and numbers that are those of the runs."""
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from penalties.app.ablation import Outcome, Recorded
+from penalties.app.ablation.outcomes import Facts, write
+from penalties.app.report import make
+from penalties.app.report.study import Study, study_of
+
+from .synthetic import config, write_run
+
+LOSSES = {"all": [1.0, 2.0, 3.0], "without kl": [1.5, 2.6, 3.5], "kl.weight=2": [1.1, 2.0, 2.9]}
+FACTS = {
+    "all": Facts({"kl.weight": 0.5}, None, {}),
+    "without kl": Facts({}, "kl", {}),
+    "kl.weight=2": Facts({"kl.weight": 2}, None, {}),
+}
+
+
+def ablation(folder: Path, names: dict[str, str] | None = None) -> Path:
+    """An ablation of runs of one step."""
+    outcomes: list[Outcome] = []
+    for name, losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            run = folder / f"{name}-seed-{seed}"
+            write_run(run, steps=[1, 2], settings=config([name], 2, seed=seed))
+            shown = (names or {}).get(name, name)
+            terms = {} if name == "without kl" else {(names or {}).get("kl", "kl"): 1.0 / loss}
+            outcomes.append(Outcome(shown, seed, run, loss, terms, None, 1, True))
+    facts = {(names or {}).get(name, name): one for name, one in FACTS.items()}
+    write(folder, Recorded((names or {}).get("all", "all"), facts, outcomes))
+    return folder
+
+
+def section(folder: Path) -> Study:
+    found = study_of([folder])
+    assert found is not None
+    return found
+
+
+def test_the_page_has_the_headline_the_intervals_and_the_power(tmp_path: Path) -> None:
+    page = html.unescape(make([ablation(tmp_path)]).html)
+    headlines = re.findall(r'<p class="headline"[^>]*>(.*)</p>', page)
+    # What the runs say by themselves comes under it, without a headline of its own.
+    assert headlines[0] == "kl helped; no effect of kl.weight=2 was shown."
+    assert not any("ended lowest" in one for one in headlines)
+    assert "uncorrected; an effect is claimed where p, adjusted by Holm's method for 2 comparisons" in page
+    assert "With 3 seeds and 2 comparisons, an effect of 4.6 standard deviations" in page
+
+
+def test_the_charts_are_of_the_same_numbers(tmp_path: Path) -> None:
+    effects, swept, front = section(ablation(tmp_path)).charts
+    rows = {row["name"]: row for row in effects.spec["rows"]}
+    assert [round(one, 6) for one in rows["without kl"]["values"]] == [0.5, 0.6, 0.5]
+    assert rows["without kl"]["low"] < rows["without kl"]["mean"] < rows["without kl"]["high"]
+    assert swept.spec["log"]
+    assert [(one["name"], one["x"], one["y"]) for one in swept.spec["spots"]] == [
+        ("all", 0.5, 2.0),
+        ("kl.weight=2", 2.0, 2.0),
+    ]
+    assert [one["front"] for one in front.spec["spots"]].count(True) == 1
+    page = html.unescape(make([tmp_path]).html)
+    for chart in (effects, swept, front):
+        assert chart.title in page
+
+
+def test_the_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
+    tables = {table.title: table for table in section(ablation(tmp_path)).tables}
+    assert list(tables) == [
+        "Variants",
+        "Difference from all by seed",
+        "Held-out base loss by kl.weight",
+        "Held-out base loss against kl",
+    ]
+    assert tables["Difference from all by seed"].rows == [
+        ["without kl", "0.5", "0.6", "0.5"],
+        ["kl.weight=2", "0.1", "0", "-0.1"],
+    ]
+    assert tables["Held-out base loss by kl.weight"].rows == [["0.5", "all", "2"], ["2", "kl.weight=2", "2"]]
+    assert [row[-1] for row in tables["Held-out base loss against kl"].rows] == ["no", "yes"]
+    page = make([tmp_path]).html
+    for table in tables.values():
+        for row in table.rows:
+            cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+            assert f'<tr><th scope="row">{html.escape(row[0])}</th>{cells}</tr>' in page
+
+
+def test_names_cannot_inject_markup(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>&\"'"
+    names = {name: f"{hostile} {name}" for name in (*LOSSES, "kl")}
+    page = make([ablation(tmp_path, names)]).html
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"runs": 3}', '{"runs": [], "variants": {}, "baseline": "all"}'])
+def test_an_ablation_that_cannot_be_read_leaves_its_runs(tmp_path: Path, broken: str) -> None:
+    (ablation(tmp_path) / "ablation.json").write_text(broken)
+    assert study_of([tmp_path]) is None
+    assert len(make([tmp_path]).verdicts) == 9
+
+
+def test_runs_without_their_ablation_have_no_section(tmp_path: Path) -> None:
+    folders = sorted(path for path in ablation(tmp_path).iterdir() if path.is_dir())
+    assert study_of(folders) is None
+    assert not re.search("<h2>Ablation", make(folders).html)
+
+
+def test_the_file_is_json_that_every_parser_reads(tmp_path: Path) -> None:
+    made = Outcome("all", 0, tmp_path / "all", float("nan"), {"kl": float("inf")}, None, 1, True)
+    write(tmp_path, Recorded("all", {}, [made]))
+    plain = json.loads((tmp_path / "ablation.json").read_text(), parse_constant=lambda _: pytest.fail("not JSON"))
+    assert plain["runs"][0]["base_loss"] == "NaN"
+    assert section(tmp_path).found.rows[0].terms == {"kl": float("inf")}
