@@ -31,7 +31,7 @@ class Picked:
         self._logits = logits
         self._targets: Any = targets.long()
         self._rows = statistics(logits, None, self._targets, None, _LABEL_ALONE, 1.0, True)
-        self.logprobs: Tensor = self._rows.sums[-1]
+        self.logprobs: Any = self._rows.sums[-1]
         """(T,), in float32."""
 
     def gradient(self, slopes: "Tensor") -> "Tensor":

@@ -29,7 +29,7 @@ class Watch(ThreadingHTTPServer):
     def __init__(self, runs: Sequence[Path], port: int = 0) -> None:
         """Listen at a port, or at any free one for 0; the runs must be there."""
         self.runs: Sequence[Path] = runs
-        self.stopping = threading.Event()
+        self.stopping: threading.Event = threading.Event()
         make(runs)
         try:
             super().__init__((_HOST, port), _Handler)
