@@ -23,6 +23,7 @@ from .comparison.contenders import Contender, contenders
 from .comparison.sections import comparison_charts, run_rows
 from .comparison.verdict import compare
 from .config_text import differences, toml
+from .examples import LEGEND, examples
 from .folders import named, runs_in
 from .histories import read_sink
 from .numbers import seconds, steps_shown
@@ -114,6 +115,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str], *, watched: str | None
         smoothing=2 if longest >= _SMOOTHED else 0,
         thinned=_thinned(longest, buckets, exact),
         signs=SIGNS,
+        losses=LEGEND,
     )
     return Report(page.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
 
@@ -158,6 +160,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, 
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),
         "samples": samples(run),
+        "examples": examples(run),
         "events": events(run),
         "folder": run.folder,
         "config": None if run.config is None else toml(run.config),
