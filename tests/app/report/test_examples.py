@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penalties.app import report
+from penalties.app.report.page import compose
 from penalties.app.report.reading import read
 
 
@@ -55,7 +56,7 @@ def test_tokens_have_their_loss_as_number_and_as_class(tmp_path: Path) -> None:
     losses = (0.0999, 0.1, 2.5, 8.0, "NaN", "Infinity")
     page = report.make([written(tmp_path, evaluation(0, example(3, "worst", losses=losses)))]).html
     assert '<i class="read">ask↵\n</i>' in page
-    found = re.findall(r'<i class="(\w+)" title="loss (.*?)"> &lt;(.*?)&gt;</i>', page)
+    found = re.findall(r'<i class="(\w+)" title="(.*?)"> &lt;(.*?)&gt;</i>', page)
     classes = ["l0", "l1", "l4", "l6", "broken", "broken"]
     assert found == list(zip(classes, ["0.0999", "0.1", "2.5", "8", "NaN", "∞"], map(str, losses), strict=True))
 
@@ -76,6 +77,15 @@ def test_only_the_first_and_the_last_are_kept_and_what_a_run_repeats_replaces_th
         (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *more]))
         found = read(tmp_path).examples
         assert {step: one["index"] for step, (one,) in found.items()} == expected
+
+
+def test_runs_that_share_a_page_show_fewer(tmp_path: Path) -> None:
+    long = [example(index, "worst", losses=(2.345,) * 200) for index in range(20)]
+    log = read(written(tmp_path, evaluation(0, *long)))
+    for runs, each in ((1, 20), (10, 2), (30, 1)):
+        page = compose([log] * runs, [f"run {number}" for number in range(runs)]).html
+        assert len(re.findall("Example \\d+", page)) == runs * each
+    assert len(page) < 1_000_000
 
 
 def test_a_log_without_them_has_no_such_section(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ __all__ = ["LEGEND", "Examples", "examples", "when"]
 
 _BOUNDS: Final = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Losses at which the colour changes: the same on every page, so that pages can be compared."""
+_SHOWN: Final = 20
+"""Texts in a column of all runs of a page together: a text takes up to 8 KB, and a page should stay below 4 MB."""
 _BROKEN: Final = "broken"
 _READ: Final = "read"
 """The class of a token that is only read."""
@@ -56,18 +58,22 @@ def when(step: int) -> str:
     return f"after step {steps_shown(step)}" if step else "before training"
 
 
-def examples(run: RunLog) -> Examples | None:
-    """The worst and the best texts of the last evaluation, and the first ones at both ends; None without any."""
+def examples(run: RunLog, runs: int = 1) -> Examples | None:
+    """The worst and the best texts of the last evaluation, and the first ones at both ends; None without any.
+
+    Where several runs share a page, each shows fewer.
+    """
     found = run.examples
     if not found:
         return None
     first, last = min(found), max(found)
+    most = max(1, _SHOWN // runs)
     columns = [
         (f"Highest loss, {when(last)}", _texts(found[last], "worst")),
         (f"Lowest loss, {when(last)}", _texts(found[last], "best")),
         *((f"First texts, {when(step)}", _texts(found[step], "first")) for step in dict.fromkeys((first, last))),
     ]
-    return Examples([column for column in columns if column[1]])
+    return Examples([(heading, texts[:most]) for heading, texts in columns if texts])
 
 
 def _texts(records: "Sequence[TextRecord]", kind: str) -> list[Text]:
@@ -88,7 +94,7 @@ def _token(piece: str, loss: float | None) -> tuple[str, str, str]:
     if loss is None:
         return piece, _READ, ""
     css = f"l{bisect.bisect_right(_BOUNDS, loss)}" if math.isfinite(loss) else _BROKEN
-    return piece, css, f"loss {shown(loss)}"
+    return piece, css, shown(loss)
 
 
 def _left_out(count: int) -> str:

@@ -90,7 +90,7 @@ def compose(logs: Sequence[RunLog], names: Sequence[str], *, watched: str | None
     comparison = compare(found) if several else None
     together = comparison_charts(found) if several else []
     header, cells = run_rows(found)
-    runs = [_run(one, verdicts[one.letter], css_of) for one in found]
+    runs = [_run(one, verdicts[one.letter], css_of, len(found)) for one in found]
     # Now that all charts are known.
     buckets, exact = buckets_for([one.columns for one in found])
     longest = max((len(log.steps) for log in logs), default=0)
@@ -143,8 +143,8 @@ def _scripts(watched: bool) -> list[tuple[str, str]]:
     return [(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()) for text in scripts]
 
 
-def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, Any]:
-    """What the template shows about a run."""
+def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], runs: int) -> dict[str, Any]:
+    """What the template shows about one of so many runs."""
     run, summary = one.run, one.summary
     return {
         "letter": one.letter,
@@ -160,7 +160,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, 
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),
         "samples": samples(run),
-        "examples": examples(run),
+        "examples": examples(run, runs),
         "events": events(run),
         "folder": run.folder,
         "config": None if run.config is None else toml(run.config),

@@ -5,7 +5,8 @@ They come from the forward of the evaluation, and change nothing.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,7 +24,8 @@ _DIGITS: Final = 4
 _UNKNOWN: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-class _Text(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Text:
     index: int
     loss: float
     datum: Any
