@@ -279,6 +279,12 @@ class Call:
         self.whole.logprobs(graph.output)
         return self.tensors_of(graph)
 
+    def logprobs(self) -> list[np.ndarray[Any, Any]]:
+        """What the forward returned, one array per datum, once it has arrived."""
+        self.arrived.result()
+        flat = self.leaves[LOGPROBS].detach().float().cpu()
+        return [part.numpy() for part in flat.split(self.batch.lengths)]
+
     def tensors_of(self, graph: Any) -> dict[str, Any]:
         """The tensors of a graph, by the names of the inputs."""
         tensors = {**graph.packed, "params": graph.inputs["params"]}

@@ -23,7 +23,7 @@ EVIL = [
     "\u2028\u202e${hacked=1}`",
 ]
 FIELDS = ["term", "metric", "reason", "grad_error", "event", "message", "prompt", "text", "task", "config key"]
-FIELDS += ["config value", "model", "library", "version", "commit", "eval_path", "inputs"]
+FIELDS += ["config value", "model", "library", "version", "commit", "eval_path", "inputs", "token"]
 
 
 def hostile(folder: Path, evil: str, field: str) -> Path:
@@ -50,6 +50,11 @@ def hostile(folder: Path, evil: str, field: str) -> Path:
     spoken = {"kind": "samples", "samples": [said], "metrics": {of("task", "exact_match"): 0.5}}
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps({**spoken, "step": step}) + "\n" for step in (0, 5))
+    tokens = [["say", None], [of("token", "one"), 0.5], ["!", "NaN"]]
+    example = {"index": 0, "kinds": ["worst", "first"], "loss": 0.5, "tokens": tokens}
+    evaluated = {"kind": "eval", "loss": {"loss_total": 1.0, "base_loss": {"value": 1.0}}, "examples": [example]}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({**evaluated, "step": step}) + "\n" for step in (3, 5))
     made = {"step": 0, "commit": of("commit", "0123456789"), "versions": {of("library", "torch"): of("version", "2.9")}}
     (folder / "environment.json").write_text(json.dumps({"processes": [made]}))
     return folder

@@ -169,6 +169,8 @@ class TrainTable(Table):
     """How many of the last checkpoints are kept, besides the best; with 1 there is none to fall back on."""
     eval_every: _Count = 20
     """Steps between evaluations on `data.eval_path`."""
+    eval_examples: Annotated[int, Field(ge=0, le=20)] = 2
+    """How many of the worst, the best and the first held-out texts an evaluation logs with the loss of each token."""
     best_by: _Text | None = None
     """The held-out metric that picks the best checkpoint: `"loss"`, `"base_loss"`, a term, or `"term/own_metric"`."""
     best_is: Literal["lowest", "highest"] = "lowest"

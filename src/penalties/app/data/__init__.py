@@ -2,7 +2,7 @@
 
 from .chat import learned_ends
 from .encoding import prompt_tokens
-from .examples import Bad, Prompt
+from .examples import PAIRWISE, Bad, Prompt
 from .stream import Lengths, Stream
 
-__all__ = ["Bad", "Lengths", "Prompt", "Stream", "learned_ends", "prompt_tokens"]
+__all__ = ["PAIRWISE", "Bad", "Lengths", "Prompt", "Stream", "learned_ends", "prompt_tokens"]

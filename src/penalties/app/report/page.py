@@ -23,6 +23,7 @@ from .comparison.contenders import Contender, contenders
 from .comparison.sections import comparison_charts, run_rows
 from .comparison.verdict import compare
 from .config_text import differences, toml
+from .examples import LEGEND, examples
 from .folders import named, runs_in
 from .histories import read_sink
 from .numbers import seconds, steps_shown
@@ -93,7 +94,7 @@ def compose(
     comparison = compare(found) if several else None
     together = comparison_charts(found) if several else []
     header, cells = run_rows(found)
-    runs = [_run(one, verdicts[one.letter], css_of) for one in found]
+    runs = [_run(one, verdicts[one.letter], css_of, len(found)) for one in found]
     # Now that all charts are known.
     buckets, exact = buckets_for([one.columns for one in found])
     longest = max((len(log.steps) for log in logs), default=0)
@@ -119,6 +120,7 @@ def compose(
         smoothing=2 if longest >= _SMOOTHED else 0,
         thinned=_thinned(longest, buckets, exact),
         signs=SIGNS,
+        losses=LEGEND,
     )
     return Report(page.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
 
@@ -146,8 +148,8 @@ def _scripts(watched: bool) -> list[tuple[str, str]]:
     return [(text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()) for text in scripts]
 
 
-def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, Any]:
-    """What the template shows about a run."""
+def _run(one: Contender, verdict: Verdict, css_of: dict[str, str], runs: int) -> dict[str, Any]:
+    """What the template shows about one of so many runs."""
     run, summary = one.run, one.summary
     return {
         "letter": one.letter,
@@ -163,6 +165,7 @@ def _run(one: Contender, verdict: Verdict, css_of: dict[str, str]) -> dict[str, 
         "times": time_rows(run, summary, css_of),
         "failures": failures(run, css_of),
         "samples": samples(run),
+        "examples": examples(run, runs),
         "events": events(run),
         "folder": run.folder,
         "config": None if run.config is None else toml(run.config),

@@ -20,7 +20,7 @@ from ..runs.run import Run
 from .runlog import EMPTY, Evaluations, Event, Failure, Floats, Ints, RunLog, Series, TermLog
 
 if TYPE_CHECKING:
-    from .records import Loss, LossRecord, Part, SamplesRecord
+    from .records import Loss, LossRecord, Part, SamplesRecord, TextRecord
 
 __all__ = ["Lines", "number", "read", "run_of"]
 
@@ -86,6 +86,7 @@ def run_of(
             for one in log.samples.values()
         },
         task=_task(log.samples),
+        examples=log.examples,
         events=log.events,
         config=config,
         started=log.started,
@@ -121,6 +122,8 @@ class Lines:
         """The number of step records before each evaluation, and its record."""
         self.samples: dict[int, SamplesRecord] = {}
         """By step: a run that was resumed repeats them."""
+        self.examples: dict[int, list[TextRecord]] = {}
+        """Of the first evaluation and of the last, by step."""
         self.events: list[Event] = []
         self.started: str | None = None
 
@@ -139,10 +142,16 @@ class Lines:
         elif record["kind"] == "samples":
             self.samples[record["step"]] = record
         elif record["kind"] == "eval":
+            self._add_examples(record["step"], record.pop("examples", []))
             self.evaluations.append((len(self.steps), record))
         else:
             self._add_step(record)
         return True
+
+    def _add_examples(self, step: int, found: "list[TextRecord]") -> None:
+        # The first; but a run that was resumed from an earlier step repeats what is later.
+        kept = [(at, texts) for at, texts in self.examples.items() if at < step]
+        self.examples = dict([*kept[:1], (step, found)] if found else kept)
 
     def _add_step(self, record: "LossRecord") -> None:
         index, loss, durations = len(self.steps), record["loss"], record.get("durations", {})

@@ -7,7 +7,17 @@ from typing import Annotated, Any, Final, Literal, Required
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-__all__ = ["EventRecord", "Loss", "LossRecord", "Part", "SamplesRecord", "Spoken", "check_config", "parse"]
+__all__ = [
+    "EventRecord",
+    "Loss",
+    "LossRecord",
+    "Part",
+    "SamplesRecord",
+    "Spoken",
+    "TextRecord",
+    "check_config",
+    "parse",
+]
 
 _Step = Annotated[int, Field(strict=True, ge=0, lt=10**15)]
 """A step; the bound is more than any run takes."""
@@ -35,6 +45,17 @@ class Loss(TypedDict, total=False):
     cosines: Any
 
 
+class TextRecord(TypedDict, total=False):
+    """A held-out text with the loss of each token."""
+
+    index: Required[_Step]
+    kinds: Required[list[str]]
+    tokens: Required[list[tuple[str, Any]]]
+    loss: Any
+    before: _Step
+    after: _Step
+
+
 class LossRecord(TypedDict, total=False):
     """A step, or an evaluation."""
 
@@ -48,6 +69,7 @@ class LossRecord(TypedDict, total=False):
     memory: Any
     durations: dict[str, Any]
     errors: dict[str, Any]
+    examples: list[TextRecord]
 
 
 class Spoken(TypedDict):

@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.output import BASE
+
+if TYPE_CHECKING:
+    from .records import TextRecord
 
 __all__ = [
     "EMPTY",
@@ -160,6 +163,8 @@ class RunLog:
     """Prompts and what the model said to them, by the number of finished steps."""
     task: Mapping[str, Series] = field(default_factory=dict[str, Series])
     """Metrics over samples."""
+    examples: "Mapping[int, Sequence[TextRecord]]" = field(default_factory=dict[int, "Sequence[TextRecord]"])
+    """Held-out texts with the loss of each token, of the first evaluation and of the last, by step."""
     events: Sequence[Event] = ()
     config: Mapping[str, Any] | None = None
     environments: Sequence[Mapping[str, Any]] = ()

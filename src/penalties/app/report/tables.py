@@ -10,6 +10,7 @@ from ..problems import counted
 from .charts.chart import Chart
 from .charts.columns import Columns
 from .charts.lines import Line, spark
+from .examples import when
 from .failures import kinds
 from .numbers import percent, seconds, shown, steps_shown
 from .runlog import RunLog, inputs_in_words
@@ -130,7 +131,7 @@ def samples(run: RunLog) -> Samples | None:
         return None
     said = {step: dict(run.spoken[step]) for step in some}
     rows = [(prompt, [said[step].get(prompt, _NONE) for step in some]) for prompt in prompts]
-    return Samples([f"after step {steps_shown(step)}" if step else "before training" for step in some], rows)
+    return Samples([when(step) for step in some], rows)
 
 
 def _after(step: int) -> str:

@@ -19,6 +19,7 @@ _FREE: Final = (
     "train.checkpoint_every",
     "train.keep",
     "train.eval_every",
+    "train.eval_examples",
     "train.patience",
     "train.gradients_every",
     "data.path",

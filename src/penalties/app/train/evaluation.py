@@ -8,6 +8,7 @@ from ...pipeline import Pipeline
 from ...pipeline.output import LossOutput, TermOutput
 from ...training.call import Call
 from ..runs.references import References
+from .examples import Examples
 
 __all__ = ["Evaluated", "averaged", "evaluate", "every_term", "measured"]
 
@@ -31,10 +32,12 @@ def evaluate(
     step: int,
     state: Mapping[str, Any],
     server: str,
+    examples: Examples | None = None,
 ) -> LossOutput | None:
     """The objective as it is at this step, averaged over some batches; None if there are none.
 
-    Stateful terms get their state from training; the state that they return is dropped.
+    Stateful terms get their state from training; the state that they return is dropped. `examples` look at each batch
+    that has one target per position.
     """
     found: list[Evaluated] = []
     for data in batches:
@@ -42,6 +45,8 @@ def evaluate(
         call = Call(client, data, base, pipeline, given, False, False, executor, None, server, evaluate=True)
         with call.running(None, step, state) as arguments:
             output = executor.run(inputs=call.begin(), **arguments)
+            if examples and call.batch.candidates is None:
+                examples.add(call.batch, call.logprobs())
         found.append((output.read(), len(data)))
     return averaged(found) if found else None
 

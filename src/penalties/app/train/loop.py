@@ -23,6 +23,7 @@ from ...pipeline.output import LossOutput
 from ...pipeline.schedules import Schedule
 from ...pipeline.term import Term
 from ...training.custom_loss import forward_backward_custom
+from ..data import PAIRWISE
 from ..problems import counted
 from ..runs import checkpoints
 from ..runs.checkpoints import Checkpoint
@@ -33,6 +34,7 @@ from ..runs.run import Run
 from .best import Best
 from .clients import Backend
 from .evaluation import evaluate, every_term, measured
+from .examples import Examples
 from .findings import Findings
 from .memory import peak_memory
 from .progress import Progress, short
@@ -219,6 +221,7 @@ class Training:
         self.evaluating = True
         _seed(self.config.train.seed, self.done)
         tokens = 0
+        examples = Examples(0 if self.config.train.loss == PAIRWISE else self.config.train.eval_examples)
 
         def batches() -> Iterator[list[Any]]:
             nonlocal tokens
@@ -237,9 +240,20 @@ class Training:
                 step=self.done,
                 state=self.state,
                 server=self.backend.server,
+                examples=examples,
             )
         if output is not None:
-            self._write({"kind": "eval", "step": self.done, "time": now(), "tokens": tokens, **_described(output)})
+            found = examples.described(self.backend.tokenizer) if examples else []
+            self._write(
+                {
+                    "kind": "eval",
+                    "step": self.done,
+                    "time": now(),
+                    "tokens": tokens,
+                    **_described(output),
+                    **({"examples": found} if found else {}),
+                }
+            )
             self.sinks.evaluated(output, self.done)
         self.evaluating = False
         return ({} if output is None else measured(output)) | self.sample()
