@@ -501,6 +501,29 @@ def test_other_training_data_are_stated_and_rank_where_the_held_out_data_are_the
     assert told(a, b)[0] == "The runs are not ranked: their training data differ."
 
 
+def with_data(folder, **hashes):
+    """The folder, with what its run says of its data."""
+    processes = [{"step": 0, "time": "2026-01-01T00:00:00Z", "versions": {}, "data": hashes}]
+    (folder / "environment.json").write_text(json.dumps({"processes": processes}))
+    return folder
+
+
+def test_files_of_the_same_path_whose_contents_differ_are_other_data(tmp_path):
+    a, b = evaluated(tmp_path, "a", {4: 2.0}), evaluated(tmp_path, "b", {4: 1.0})
+    with_data(a, training="1" * 64, held_out="2" * 64)
+    with_data(b, training="3" * 64, held_out="2" * 64)
+    lines = told(a, b)
+    assert lines[0].startswith("b ended lowest")
+    assert "Contents of training data differ: 11111111 in a; 33333333 in b." in lines
+    with_data(b, training="1" * 64, held_out="4" * 64)
+    lines = told(a, b)
+    assert lines[0] == "The runs are not ranked: their contents of held-out data differ."
+    assert "Contents of held-out data differ: 22222222 in a; 44444444 in b." in lines
+    # Of a run from before this was recorded nothing is known.
+    (b / "environment.json").unlink()
+    assert told(a, b)[0].startswith("b ended lowest")
+
+
 def test_seeds_are_stated_unless_each_setting_has_the_same(tmp_path):
     a, b = run(tmp_path, "a", 2.0), run(tmp_path, "b", 1.0, seed=1, weight=0.2)
     assert told(a, b)[-1] == "Seeds differ: 0 in a; 1 in b."

@@ -12,6 +12,8 @@ import penalties
 from penalties.app.runs import environment as module
 from penalties.app.runs.environment import ENVIRONMENT, environment, environments_in, write_environment
 
+DATA = {"training": "1", "held_out": "2"}
+
 
 def git(folder: Path, *arguments: str) -> str:
     who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
@@ -60,14 +62,17 @@ def test_without_an_answer_of_git_there_is_no_commit(error: Exception, monkeypat
 
 
 def test_another_environment_is_added_and_the_same_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_environment(tmp_path, 0)
-    write_environment(tmp_path, 10)
+    write_environment(tmp_path, 0, DATA)
+    write_environment(tmp_path, 10, DATA)
     assert [one["step"] for one in environments_in(tmp_path)] == [0]
     monkeypatch.setattr(module, "__version__", "99")
-    write_environment(tmp_path, 20)
+    write_environment(tmp_path, 20, DATA)
     first, second = environments_in(tmp_path)
     assert (first["step"], second["step"]) == (0, 20)
     assert second["versions"]["penalties"] == "99"
+    assert second["data"] == DATA
+    write_environment(tmp_path, 30, {**DATA, "held_out": "3"})
+    assert environments_in(tmp_path)[-1]["step"] == 30
 
 
 @pytest.mark.parametrize(
@@ -78,12 +83,12 @@ def test_another_environment_is_added_and_the_same_is_not(tmp_path: Path, monkey
         "[]",
         "{}",
         '{"processes": 5}',
-        '{"processes": [5, {}, {"versions": 5, "step": 0}]}',
+        '{"processes": [5, {}, {"versions": 5, "step": 0}, {"versions": {}, "step": 0, "data": 5}]}',
         "[" * 10_000,
     ],
 )
 def test_a_damaged_file_has_none(text: str, tmp_path: Path) -> None:
     (tmp_path / ENVIRONMENT).write_text(text)
     assert environments_in(tmp_path) == []
-    write_environment(tmp_path, 3)
+    write_environment(tmp_path, 3, DATA)
     assert json.loads((tmp_path / ENVIRONMENT).read_text())["processes"][0]["step"] == 3

@@ -99,6 +99,12 @@ class Stream:
         sources = [*self._sources, *([] if self._held_out is None else [self._held_out])]
         return "-".join(source.fingerprint for source in sources)
 
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The same for the training data and for the held-out data alone, to compare runs by."""
+        found = {"training": "-".join(source.fingerprint for source in self._sources)}
+        return found if self._held_out is None else {**found, "held_out": self._held_out.fingerprint}
+
     def batch(self, step: int) -> list[Datum]:
         """The data of a step, counted from 0: `batch_size` lines, in the order of this pass through the files.
 

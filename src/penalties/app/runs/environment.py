@@ -1,4 +1,4 @@
-"""What a run was made with: the versions of libraries, and the commit of the working directory."""
+"""What a run was made with: versions of libraries, the commit of the working directory, and the data it read."""
 
 import importlib.metadata
 import json
@@ -55,9 +55,12 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def write_environment(folder: Path, step: int) -> None:
-    """Add the environment of this process, which begins after so many steps, unless it is that of the last one."""
-    found = environment()
+def write_environment(folder: Path, step: int, data: Mapping[str, str]) -> None:
+    """Add the environment of this process, which begins after so many steps, unless it is that of the last one.
+
+    `data` has a fingerprint for each kind of data.
+    """
+    found = {**environment(), "data": dict(data)}
     before = environments_in(folder)
     known = {key: value for key, value in before[-1].items() if key not in ("step", "time")} if before else None
     if known == found:
@@ -90,4 +93,5 @@ def _is_environment(found: Any) -> bool:
         and all(isinstance(version, str) for version in cast("dict[str, Any]", versions).values())
         and isinstance(one.get("step"), int)
         and isinstance(one.get("commit", ""), str)
+        and isinstance(one.get("data", {}), dict)
     )

@@ -50,8 +50,9 @@ def train(config: "Config", folder: str | Path, *, resume: bool = False, progres
         # The folder alone may have been made by a command that trains many runs.
         begun = checkpoint is not None or run.metrics.exists()
         run.begin_log()
-        write_environment(run.folder, 0 if checkpoint is None else checkpoint.step)
         with _opened(run, config, checkpoint, progress) as training:
+            done = 0 if checkpoint is None else checkpoint.step
+            write_environment(run.folder, done, training.stream.fingerprints)
             training.begin(checkpoint, resumed=resumed and begun)
             training.run_all()
     return run

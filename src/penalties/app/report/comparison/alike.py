@@ -23,6 +23,8 @@ _MEASURED: Final = {
 """What a loss depends on besides the data: the keys of a config, and what they are."""
 _HELD_OUT: Final = {("data", "eval_path"): "held-out data"}
 _TRAINED: Final = {("data", "path"): "training data", ("data", "weights"): "odds of training data"}
+_CONTENTS: Final = {"held_out": "contents of held-out data", "training": "contents of training data"}
+"""By kind of data, whose files may have the same path and differ all the same."""
 _SEED: Final = {("train", "seed"): "seeds"}
 _NONE: Final = "none"
 
@@ -34,6 +36,9 @@ def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
     """
     keys = {**_MEASURED, **(_HELD_OUT if held_out else _TRAINED)}
     different = [words for key, words in keys.items() if len(_values(found, key)) > 1]
+    kind = "held_out" if held_out else "training"
+    if len(_contents(found, kind)) > 1 and not any("data" in words for words in different):
+        different.append(_CONTENTS[kind])
     if not different:
         return ()
     return ("their ", *listed(different), " differ")
@@ -42,13 +47,16 @@ def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
 def unlike(found: Sequence[Contender]) -> Iterator[Finding]:
     """In which data, models and seeds runs differ, and of which nothing is known."""
     for key, words in {**_MEASURED, **_HELD_OUT, **_TRAINED}.items():
-        yield from _stated(found, key, words)
+        yield from _stated(_values(found, key), words)
+    for (kind, words), paths in zip(_CONTENTS.items(), (_HELD_OUT, _TRAINED), strict=True):
+        if not any(len(_values(found, key)) > 1 for key in paths):
+            yield from _stated(_contents(found, kind), words)
     by_group: dict[int, set[str]] = {}
     for one in found:
         by_group.setdefault(one.group, set()).add(_value(one.run, ("train", "seed")))
     # Each setting with the same seeds is how runs should be compared.
     if len({frozenset(seeds) for seeds in by_group.values()}) > 1:
-        yield from _stated(found, ("train", "seed"), _SEED["train", "seed"])
+        yield from _stated(_values(found, ("train", "seed")), _SEED["train", "seed"])
     unknown = [RunName(one.name) for one in found if one.run.config is None]
     if unknown:
         have = "has" if len(unknown) == 1 else "have"
@@ -56,8 +64,7 @@ def unlike(found: Sequence[Contender]) -> Iterator[Finding]:
         yield Finding("unlike", (*some(unknown), text))
 
 
-def _stated(found: Sequence[Contender], key: tuple[str, str], words: str) -> Iterator[Finding]:
-    values = _values(found, key)
+def _stated(values: Mapping[str, Sequence[str]], words: str) -> Iterator[Finding]:
     if len(values) > 1:
         parts = [(f"{value} in ", *some([RunName(name) for name in names])) for value, names in values.items()]
         listing = [piece for part in parts for piece in ("; ", *part)][1:]
@@ -70,6 +77,16 @@ def _values(found: Sequence[Contender], key: tuple[str, str]) -> dict[str, list[
     for one in found:
         if one.run.config is not None:
             values.setdefault(_value(one.run, key), []).append(one.name)
+    return values
+
+
+def _contents(found: Sequence[Contender], kind: str) -> dict[str, list[str]]:
+    """The names of runs by the beginning of a hash of their data; those of which it is not known are left out."""
+    values: dict[str, list[str]] = {}
+    for one in found:
+        data: Any = one.run.environments[-1].get("data", {}) if one.run.environments else {}
+        if isinstance(known := data.get(kind), str):
+            values.setdefault(known[:8], []).append(one.name)
     return values
 
 
