@@ -117,7 +117,8 @@ class _Process:
         assert self.process.stdin is not None
         # If it dies now, its reader says so.
         with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(what), file=self.process.stdin, flush=True)
+            self.process.stdin.write(f"{json.dumps(what)}\n")
+            self.process.stdin.flush()
 
     def _start(self) -> None:
         self.end()

@@ -53,7 +53,8 @@ def main() -> None:
             training = True
             answer = train_folder(folder, _HELD)
             training = False
-            print(json.dumps(answer), file=answers, flush=True)
+            answers.write(f"{json.dumps(answer)}\n")
+            answers.flush()
 
 
 def _read(given: TextIO, orders: "queue.SimpleQueue[str]") -> None:

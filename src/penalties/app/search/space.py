@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..config.overrides import value_of
 from ..problems import toml_value
 from ..runs.disk import RunError
 
@@ -47,6 +46,8 @@ def range_of(text: str) -> Range:
     >>> range_of("model.rank=4,8,16").values, range_of("train.batch_size=int(4,64)").values
     ((4, 8, 16), (4, 64))
     """
+    from ..config.overrides import value_of
+
     key, equals, rest = (part.strip() for part in text.partition("="))
     found = _RANGE.fullmatch(rest)
     if not (key and equals and rest) or (found is None and "(" in rest):
