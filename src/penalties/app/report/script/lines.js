@@ -122,7 +122,7 @@ class Lines extends Figure {
     const tick = TICKS[this.spec.unit];
     const right = this.drawn.some((one) => one.line.right);
     const lettered = this.lines.some((line) => line.letter);
-    // An axis starts where the data does: on a log one, that is no number for a label.
+    // A logarithmic axis starts at the data, which is rarely a round number: such a tick has no label.
     const round = (value) => this.scale !== "log" || [1, 2, 5].includes(Number(value.toExponential(6).split("e")[0]));
     const words = (_, splits) => splits.map((one) => (one === null || !round(one) ? "" : tick(one)));
     const y = { size: 54, gap: 4, ...(this.scale === "log" ? { grid: DECADES } : {}), values: words };
