@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penalties import files
-from penalties.files import open_plain, replaced, write_atomically
+from penalties.files import moved_aside, new_folder, open_plain, replaced, write_atomically
 
 
 def test_bytes_and_text_are_written_exactly(tmp_path: Path) -> None:
@@ -95,3 +95,71 @@ def test_writers_of_one_file_do_not_lose_what_the_others_write(tmp_path: Path) -
     found = (tmp_path / "file").read_text()
     assert found == found[0] * 10_000
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# Folders.
+
+
+def test_a_folder_appears_as_a_whole(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "above" / "folder") as part:
+        (part / "inner").mkdir()
+        (part / "inner" / "file").write_text("done")
+        assert not (tmp_path / "above" / "folder").exists()
+    assert (tmp_path / "above" / "folder" / "inner" / "file").read_text() == "done"
+    assert [path.name for path in (tmp_path / "above").iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_failed_folder_leaves_the_old_one_and_nothing_else(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").touch()
+
+    def interrupted() -> None:
+        with new_folder(tmp_path / "folder", overwrite=overwrite) as part:
+            (part / "half").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "old"]
+
+
+def test_a_folder_with_content_is_replaced_only_on_request(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with new_folder(tmp_path / "folder") as part:  # an empty folder gives way
+        (part / "first").touch()
+    with pytest.raises(OSError, match="folder"), new_folder(tmp_path / "folder") as part:
+        (part / "second").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["first", "folder"]
+    with new_folder(tmp_path / "folder", overwrite=True) as part:
+        (part / "second").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "second"]
+
+
+def test_the_old_folder_returns_if_the_new_one_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").touch()
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.suffix == ".part":
+            raise OSError("busy")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="busy"), new_folder(tmp_path / "folder", overwrite=True) as part:
+        (part / "new").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "old"]
+
+
+def test_what_a_kill_left_is_found_and_then_removed(tmp_path: Path) -> None:
+    aside = tmp_path / ".a[b].x1.old"
+    aside.mkdir()
+    (tmp_path / ".a[b].x2.part").mkdir()
+    assert moved_aside(tmp_path / "a[b]") == aside
+    with new_folder(tmp_path / "a[b]"):
+        pass
+    assert moved_aside(tmp_path / "a[b]") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["a[b]"]

@@ -1,4 +1,4 @@
-"""Files that are opened by their own name only, and atomic writes: readers see the old content or the new.
+"""Files that are opened by their own name only, and atomic writes of files and folders: readers see the old or the new.
 
 In a folder that came from elsewhere, a name may be that of a link, whose target would be overwritten, or of a pipe, on
 which a reader would wait for ever.
@@ -6,15 +6,27 @@ which a reader would wait for ever.
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["check_plain", "end_of_lines", "open_plain", "read_plain", "replaced", "sync", "write_atomically"]
+__all__ = [
+    "check_plain",
+    "end_of_lines",
+    "moved_aside",
+    "new_folder",
+    "open_plain",
+    "read_plain",
+    "replaced",
+    "sync",
+    "write_atomically",
+]
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
@@ -102,6 +114,70 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
         part.unlink(missing_ok=True)
         raise
     sync(target.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str], *, overwrite: bool = False) -> Generator[Path]:
+    """A new temporary folder beside `path`, for the block to fill; it becomes `path` when the block succeeds.
+
+    What is in it is on the disk by then. If the block raises, the temporary folder is removed and `path` is untouched.
+    An empty folder under this name is replaced; anything else is an OSError, or with `overwrite` is replaced. What
+    killed programs left behind of this folder is removed.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "notes")
+    >>> with new_folder(path) as part:
+    ...     _ = (part / "first").write_text("done")
+    >>> [one.name for one in path.parent.iterdir()], [one.name for one in path.iterdir()]
+    (['notes'], ['first'])
+    """
+    target = Path(path).absolute()  # "." has no name beside which another could be made
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    part.mkdir()
+    try:
+        yield part
+        for one in sorted(part.rglob("*"), reverse=True):
+            sync(one)
+        sync(part)
+        _put(part, target, overwrite=overwrite)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync(target.parent)
+    for kind in ("part", "old"):
+        for left in _left_behind(target, kind):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def moved_aside(path: str | os.PathLike[str]) -> Path | None:
+    """The old content of a folder that is absent because the program that replaced it was killed at that moment."""
+    target = Path(path).absolute()
+    return None if target.exists() else next(iter(_left_behind(target, "old")), None)
+
+
+def _put(part: Path, target: Path, *, overwrite: bool) -> None:
+    """Rename the finished folder.
+
+    A folder cannot replace one with content in one step: the old one is moved aside for that moment, where
+    `moved_aside` finds it if the program is killed just then.
+    """
+    old = part.with_suffix(".old")
+    with contextlib.suppress(FileNotFoundError):
+        if overwrite:
+            target.rename(old)
+        else:
+            target.rmdir()
+    try:
+        part.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
+
+
+def _left_behind(target: Path, kind: str) -> list[Path]:
+    return sorted(target.parent.glob(f".{glob.escape(target.name)}.*.{kind}"))
 
 
 def end_of_lines(path: Path) -> int:

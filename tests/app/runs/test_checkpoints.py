@@ -353,7 +353,7 @@ def test_a_checkpoint_of_another_version_is_an_error(run: Run, monkeypatch: pyte
         latest(run)
 
 
-@pytest.mark.parametrize("function", ["os.mkdir", "os.rename", "os.replace", "penalties.app.runs.checkpoints.sync"])
+@pytest.mark.parametrize("function", ["os.mkdir", "os.rename", "os.replace", "penalties.files.sync"])
 def test_a_full_disk_leaves_the_one_before_and_the_log(
     run: Run, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penalties import files
 from penalties.errors import InputError, OptionError
-from penalties.training.local import LocalTrainingClient, checkpoint
+from penalties.training.local import LocalTrainingClient
 from penalties.training.types import AdamParams, ModelInput, SamplingParams
 from tests.training.local.cases import (
     WAIT,
@@ -145,7 +146,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         def full(path: Path) -> None:
             raise OSError("no space left")
 
-        monkeypatch.setattr(checkpoint, "sync", full)
+        monkeypatch.setattr(files, "sync", full)
         train(client, 0)
         with pytest.raises(OSError, match="no space left"):
             client.save_state("one", overwrite=overwrite).result(WAIT)

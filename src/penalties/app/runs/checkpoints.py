@@ -10,13 +10,12 @@ import contextlib
 import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...files import check_plain, open_plain, sync, write_atomically
+from ...files import check_plain, new_folder, open_plain, write_atomically
 from ...pipeline.saving import load_state, save_state
 from ...trees import map_arrays
 from ..problems import joined
@@ -83,48 +82,38 @@ def commit(
     """
     name = f"{step:06d}"
     folder = run.checkpoints / name
-    part = run.checkpoints.absolute() / f".{name}.part"
     size = run.log.size
-    committed = False
     with writing(folder):
+        # A checkpoint of this name is damaged: otherwise the run would have resumed from it.
+        discard(folder)
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            client = save_client(part / _CLIENT, f"step-{name}")
-            # A relative path: the folder may be moved.
-            if Path(client).resolve() == (part / _CLIENT).resolve():
-                client = _CLIENT
-            if state:
-                save_state(state, part / _STATE)
-            announce()
-            run.log.sync()
-            about: dict[str, Any] = {
-                "version": _VERSION,
-                "files": _checksums(part),
-                "step": step,
-                "client": client,
-                "log_size": run.log.size,
-                "has_state": bool(state),
-                _BEST: best,
-                "notes": notes,
-            }
-            about[_CHECKSUM] = _checksum_of(about)
-            write_atomically(part / _ABOUT, (json.dumps(about, indent=2) + "\n"))
-            if state:
-                sync(part / _STATE)
-                sync(part)
-            # A checkpoint of this name is damaged: otherwise the run would have resumed from it.
-            discard(folder)
-            part.rename(folder)
-            committed = True
+            with new_folder(folder) as part:
+                client = save_client(part / _CLIENT, f"step-{name}")
+                # A relative path: the folder may be moved.
+                if Path(client).resolve() == (part / _CLIENT).resolve():
+                    client = _CLIENT
+                if state:
+                    save_state(state, part / _STATE)
+                announce()
+                run.log.sync()
+                about: dict[str, Any] = {
+                    "version": _VERSION,
+                    "files": _checksums(part),
+                    "step": step,
+                    "client": client,
+                    "log_size": run.log.size,
+                    "has_state": bool(state),
+                    _BEST: best,
+                    "notes": notes,
+                }
+                about[_CHECKSUM] = _checksum_of(about)
+                write_atomically(part / _ABOUT, (json.dumps(about, indent=2) + "\n"))
         except BaseException:
-            # An interruption may come between the rename and the next line.
-            if not (committed or (folder.is_dir() and not part.is_dir())):
-                shutil.rmtree(part, ignore_errors=True)
+            # An interruption may come when the checkpoint is there already.
+            if not folder.is_dir():
                 with contextlib.suppress(OSError):
                     run.log.cut(size)
             raise
-        sync(run.checkpoints)
     # Later ones are damaged, as above.
     there = sorted(one for one in _folders(run) if one[0] <= step)
     needed = {_best_of(kept) for _, kept in there[-keep:]}

@@ -9,14 +9,12 @@ model/
 
 import contextlib
 import importlib
-import secrets
-import shutil
 from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, cast
 
-from ...files import check_plain, read_plain, sync
+from ...files import check_plain, new_folder, read_plain
 from ...training.local.model import TINY, end_tokens
 from ..data import learned_ends
 from ..runs.disk import RunError, reason, writing
@@ -70,27 +68,12 @@ def _made(target: Path) -> Generator[Path]:
             raise RunError(f"{target} cannot be written: {reason(error)}; choose another with --to", 2) from error
         if target.is_dir() and any(target.iterdir()):
             raise RunError(f"{target} is not empty; choose a new folder with --to", 2)
-        # "." has no name beside which another could be made.
-        whole = target.absolute()
-        part = whole.with_name(f".{whole.name}.{secrets.token_hex(8)}.part")
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.mkdir()
-        try:
+        with new_folder(target) as part:
             yield part
             mode = part.stat().st_mode & 0o666
             for path in part.iterdir():
                 # Some versions of safetensors write files that only their owner can read.
                 path.chmod(mode)
-                sync(path)
-            sync(part)
-            # An empty folder gives way; one that was filled meanwhile is an error.
-            with contextlib.suppress(FileNotFoundError):
-                whole.rmdir()
-            part.rename(whole)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-        sync(whole.parent)
 
 
 def _write_adapter(trained: Trained, part: Path) -> None:

@@ -4,17 +4,14 @@ An adapter is in peft's own format, so that other programs can load it; weights 
 names that the model has for them in memory. Beside them is the state needed to resume.
 """
 
-import glob
 import importlib
 import json
-import shutil
-import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...errors import InputError
-from ...files import sync
+from ...files import moved_aside, new_folder
 from .model import LocalModel
 from .optimizer import GRADIENT, STATE
 
@@ -37,10 +34,7 @@ def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", ove
     safetensors: Any = importlib.import_module("safetensors.torch")
     if folder.exists() and not overwrite:
         raise InputError(f"save_state: {folder} exists; use another name, or overwrite=True")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
-    try:
-        part.chmod(0o755)
+    with new_folder(folder, overwrite=overwrite) as part:
         trained = {_file_name(model, name): one for name, one in model.saved.items()}
         for name, tensors in ((_file(model), trained), (_TRAINING, training)):
             safetensors.save_file({key: one.detach().cpu().contiguous() for key, one in tensors.items()}, part / name)
@@ -51,44 +45,12 @@ def write(model: LocalModel, folder: Path, training: "Mapping[str, Tensor]", ove
         mode = (part / _ABOUT).stat().st_mode
         for path in part.iterdir():
             path.chmod(mode)
-            sync(path)
-        sync(part)
-        _put(part, folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    sync(folder.parent)
-    for left in _left_behind(folder, "part") + _left_behind(folder, "old"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _put(part: Path, folder: Path) -> None:
-    """Rename the finished folder.
-
-    A folder cannot replace another in one step: the old one is moved aside for that moment, where `read` finds it if
-    the program is killed just then.
-    """
-    old = part.with_suffix(".old")
-    if folder.exists():
-        folder.rename(old)
-    try:
-        part.rename(folder)
-    except BaseException:
-        if old.exists():
-            old.rename(folder)
-        raise
-
-
-def _left_behind(folder: Path, kind: str) -> list[Path]:
-    """What a killed program left behind."""
-    return sorted(folder.parent.glob(f".{glob.escape(folder.name)}.*.{kind}"))
 
 
 def read(function: str, model: LocalModel, folder: Path) -> "tuple[dict[str, Tensor], dict[str, Tensor]]":
     """The trained weights by name, and the training state, checked to belong to this model."""
     safetensors: Any = importlib.import_module("safetensors.torch")
-    if not folder.exists():
-        folder = next(iter(_left_behind(folder, "old")), folder)
+    folder = moved_aside(folder) or folder
     if not (folder / _ABOUT).is_file():
         there = "has no client.json" if folder.is_dir() else "does not exist"
         raise InputError(f"{function}: {folder} {there}; expected a path that save_state returned")
