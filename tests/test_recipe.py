@@ -95,7 +95,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = text.replace("\n__all__ = [", f"from .variation import {', '.join(names)}\n\n__all__ = [")
     text = text.replace('    "valid_logprobs",\n', "".join(f'    "{name}",\n' for name in (*names, "valid_logprobs")))
     listing.write_text(text, encoding="utf-8")
-    followed(folder / "src", "-m", "penalties.app", "schema", "--out", str(copy / "app" / "config" / "schema.json"))
+    followed(folder / "src", "-m", "penalties", "schema", "--out", str(copy / "app" / "config" / "schema.json"))
     return folder / "src"
 
 
@@ -119,8 +119,8 @@ def test_a_penalty_is_one_function_and_one_name(source: Path) -> None:
 
 
 def test_the_program_lists_and_describes_it(source: Path) -> None:
-    assert "\n  total_variation " in followed(source, "-m", "penalties.app", "list", "penalty").stdout
-    shown = followed(source, "-m", "penalties.app", "describe", "total_variation").stdout
+    assert "\n  total_variation " in followed(source, "-m", "penalties", "list", "penalty").stdout
+    shown = followed(source, "-m", "penalties", "describe", "total_variation").stdout
     assert 'fn = "total_variation"\n    weight = 0.01\n    inputs = ["flat_logits"]' in shown
 
 

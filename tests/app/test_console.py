@@ -125,7 +125,7 @@ def test_a_program_without_streams_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_reader_that_leaves_gets_no_traceback() -> None:
     program = subprocess.Popen(
-        [sys.executable, "-m", "penalties.app", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "penalties", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert program.stdout is not None
     program.stdout.close()

@@ -82,7 +82,7 @@ def test_make_demo_trains_to_a_finished_report(tmp_path: Path) -> None:
     assert "\ndemo: $(VENV)/.demo\n\t$(BIN)/penalties train\n" in makefile
     # From another folder, as whoever installed it: paths are relative to that.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "penalties.app", "train"]
+    command = [sys.executable, "-m", "penalties", "train"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"report: {Path('runs', 'demo', 'report.html')}"

@@ -28,7 +28,7 @@ def started(folder: Path, *arguments: Any, toy: bool, largest: int = -1, **fault
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
     return subprocess.Popen(
-        [sys.executable, "-m", "penalties.app", "train", *map(str, arguments), "--run", str(folder)],
+        [sys.executable, "-m", "penalties", "train", *map(str, arguments), "--run", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -62,11 +62,11 @@ class TestHelp:
             return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
         bare = min(seconds("-c", "pass") for _ in range(5))
-        ours = min(seconds("-m", "penalties.app", "--help") for _ in range(5))
+        ours = min(seconds("-m", "penalties", "--help") for _ in range(5))
         assert ours - bare < 0.150
 
     def test_python_runs_it_too(self) -> None:
-        done = python("-m", "penalties.app", "nothing")
+        done = python("-m", "penalties", "nothing")
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith('error: there is no command "nothing"')
@@ -208,7 +208,7 @@ def test_the_list_has_the_first_line_of_each_commands_help(name: str) -> None:
 
 def test_a_closed_pipe_shows_no_traceback() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m penalties.app list | head -n 1; exit ${{PIPESTATUS[0]}}",
+        f"{sys.executable} -m penalties list | head -n 1; exit ${{PIPESTATUS[0]}}",
         shell=True,
         executable="/bin/bash",
         capture_output=True,

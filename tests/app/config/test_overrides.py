@@ -112,7 +112,13 @@ def test_a_switch_becomes_a_table(tmp_path: Path) -> None:
 def test_a_wrong_value_has_the_same_message_as_in_a_config(tmp_path: Path) -> None:
     assert "found 0; expected a whole number" in problems(tmp_path, "", ["train.steps=0"])["train.steps"]
     assert "did you mean steps?" in problems(tmp_path, "", ["train.step=1"])["train.step"]
-    assert "no such table" in problems(tmp_path, "", ["trian.steps=1"])["trian"]
+
+
+def test_what_is_neither_a_term_nor_a_table(tmp_path: Path) -> None:
+    found = problems(tmp_path, TERMS, ["trian.steps=1", "kll.weight=2"])
+    tables = "(terms: kl, l2, train; tables: model, "
+    assert f"no such term or table; did you mean train? {tables}" in found["--set trian.steps=1"]
+    assert f"no such term or table; did you mean kl? {tables}" in found["--set kll.weight=2"]
 
 
 @pytest.mark.parametrize("given", ["train.steps", "steps=4", "train.=4", ".steps=4", "=4", ""])

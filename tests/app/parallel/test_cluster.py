@@ -56,7 +56,7 @@ def test_results_are_those_in_sequence_to_the_bit(toy: None, tmp_path: Path) -> 
     path = write_config(tmp_path, TERMS + _TOY, steps=100, checkpoint_every=20, eval_every=50)
     for name, more in (("sequence", []), ("cluster", ["--ray", "--jobs", "2"])):
         sweep = ["--sweep", "kl.weight=0.1,1,2", "--seeds", "1"]
-        command = [sys.executable, "-m", "penalties.app", "ablate", path, *sweep, *more, "--run", tmp_path / name]
+        command = [sys.executable, "-m", "penalties", "ablate", path, *sweep, *more, "--run", tmp_path / name]
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=240, check=False)
         assert (done.returncode, done.stderr) == (0, "")
     assert results(tmp_path / "cluster") == results(tmp_path / "sequence")

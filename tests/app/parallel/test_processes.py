@@ -54,7 +54,7 @@ def sequence(toy: None, path: Path) -> Path:
 
 def started(*arguments: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "penalties.app", "ablate", *map(str, arguments)],
+        [sys.executable, "-m", "penalties", "ablate", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -27,7 +27,7 @@ class Launched:
         """Start them in a folder."""
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "penalties.app", *arguments],
+                [sys.executable, "-m", "penalties", *arguments],
                 cwd=folder,
                 env=_environment(rank, count, port),
                 stdout=subprocess.PIPE,

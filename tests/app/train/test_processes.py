@@ -284,7 +284,7 @@ def test_launchers_start_it(folder: Path, alone: Run, launcher: str) -> None:
             *("--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={free_port()}", "-m"),
         ],
     }
-    command = [sys.executable, *options[launcher], "penalties.app", "train", "run.toml", "--run", launcher, "--quiet"]
+    command = [sys.executable, *options[launcher], "penalties", "train", "run.toml", "--run", launcher, "--quiet"]
     ended = subprocess.run(command, cwd=folder, env=plain_environment(), capture_output=True, text=True, timeout=WAIT)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     assert_same_curve(Run(folder / launcher), alone)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import date, time
 from typing import Any, Final, TypeGuard, cast
 
-from ..problems import Problem
+from ..problems import Problem, nearest
 from .messages import label_of
 
 __all__ = ["DEEPEST", "override", "value_of"]
@@ -53,7 +53,10 @@ def _put(raw: dict[str, Any], path: list[str], text: str, tables: Sequence[str])
     given = raw.get("term")
     terms = cast("list[Any]", given) if isinstance(given, list) else []
     labels = {label_of(terms, index): index for index in range(len(terms))}
-    if path[0] not in tables and path[0] in labels:
+    if path[0] not in ("term", *tables):
+        if path[0] not in labels:
+            hint = nearest(path[0], [*labels, *tables])
+            return f"no such term or table{hint} (terms: {', '.join(labels) or 'none'}; tables: {', '.join(tables)})"
         path = ["term", *path]
     holder: Any = raw
     if path[0] == "term":

@@ -1,8 +1,0 @@
-"""`python -m penalties.app`, where the script is not on the path."""
-
-import sys
-
-from .cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
