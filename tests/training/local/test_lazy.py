@@ -108,7 +108,8 @@ def test_a_trained_output_layer_gets_its_gradient_with_that_of_the_logits() -> N
         expected = pn.Pipeline([TERMS[0]]).total(
             logits=client.model(input_ids=torch.tensor([data(5)[0].model_input.to_ints()])).logits[0]
         )
-        assert_close(found, plain_gradients(client, expected))
+        # Products of other shapes: each machine rounds them in its own way.
+        assert_close(found, plain_gradients(client, expected), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_awaited() -> None:
 
     with tiny(micro_batch_tokens=8) as client:
         client.forward_backward(batch, "cross_entropy").result(WAIT)
-        client.optim_step(AdamParams(1e-2)).result(WAIT)
+        clear(client)
         seen = count_forwards(client)
         asyncio.run(step(client))
         assert len(seen) == len(client.sweep(batch) or ())
