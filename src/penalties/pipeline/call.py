@@ -11,7 +11,7 @@ from . import checks
 from .accumulating import check_leaves, prepare
 from .announcing import Announcer, note
 from .combine import Combination
-from .fused import FusedElements
+from .groups.fused import FusedElements
 from .inputs import INPUT, CallInputs, check_spelling, check_unmapped, prepared
 from .kinds import compiling
 from .output import LossOutput

@@ -10,9 +10,9 @@ from ..backends import Backend, owner
 from ..errors import BackendError, GradientError, TermError
 from .accumulating import accumulate
 from .evaluation import Evaluation
-from .fused import Combined
+from .groups.fused import Combined
+from .groups.lazy import NO_GRADIENT
 from .inputs import CallInputs
-from .lazy import NO_GRADIENT
 from .output import LossOutput, TermOutput
 from .plan import Job
 from .sums import Sums

@@ -11,13 +11,13 @@ from ..errors import GradientError, InputError, TermError, said
 from ..functional.penalty import facts_of
 from .chunks import in_chunks
 from .evaluation import Evaluation
-from .fused import Combined
+from .groups.fused import Combined
+from .groups.together import evaluate_together
 from .inputs import CallInputs
 from .plan import Group
 from .returned import evaluation_of
 from .targets import Targets
 from .term import Term
-from .together import evaluate_together
 
 __all__ = ["Evaluated", "compute", "differentiate", "evaluate", "evaluate_term"]
 

@@ -7,15 +7,15 @@ from typing import Any, Final, NamedTuple
 from .. import kernels
 from ..arrays import is_array
 from ..backends import owner
-from .fused import FusedGroup
-from .fusing import Found, Fusing, nothing_to_fuse
+from .groups.fused import FusedGroup
+from .groups.fusing import Found, Fusing, nothing_to_fuse
+from .groups.lazy import Lazily, lazily
+from .groups.sharing import Shared, shared
+from .groups.together import Together, together
 from .inputs import CallInputs
-from .lazy import Lazily, lazily
-from .sharing import Shared, shared
 from .table import Table
 from .targets import Targets
 from .term import Term, Weight
-from .together import Together, together
 
 __all__ = ["Group", "Job", "Plan", "Plans", "plan_of"]
 

@@ -15,7 +15,7 @@ from ..functional.options import check_choice, check_count, check_flag, check_nu
 from ..functional.penalty import Classwise, Elementwise, Facts, facts_of
 from .binding import CALL_ARGUMENTS, Bound, Enclosing, Inputs, Regularizer, bind
 from .catalogue import find
-from .compiled import Compiled
+from .groups.compiled import Compiled
 from .kinds import compiling, is_mapping, is_row
 
 __all__ = [

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ..kernels import distributions, elementwise
-from .evaluation import Evaluation
-from .inputs import CallInputs
-from .targets import Targets
+from ...kernels import distributions, elementwise
+from ..evaluation import Evaluation
+from ..inputs import CallInputs
+from ..targets import Targets
 
 __all__ = ["Combined", "FusedDistributions", "FusedElements", "FusedGroup"]
 

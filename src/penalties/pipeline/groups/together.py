@@ -4,13 +4,13 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .. import trees
-from ..backends import owner
+from ... import trees
+from ...backends import owner
+from ..evaluation import Evaluation
+from ..inputs import INPUT, CallInputs
+from ..targets import Targets
+from ..term import Term
 from .compiled import KEPT, compile_failure, graph
-from .evaluation import Evaluation
-from .inputs import INPUT, CallInputs
-from .targets import Targets
-from .term import Term
 
 __all__ = ["Together", "evaluate_together", "together"]
 

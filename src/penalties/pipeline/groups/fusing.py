@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .. import kernels
-from ..functional.penalty import DISTRIBUTIONS, Classwise, Elementwise, facts_of
-from ..kernels import distributions, elementwise
+from ... import kernels
+from ...functional.penalty import DISTRIBUTIONS, Classwise, Elementwise, facts_of
+from ...kernels import distributions, elementwise
+from ..inputs import CallInputs
+from ..targets import Targets
+from ..term import Term, Weight
 from .fused import FusedDistributions, FusedElements, FusedGroup
-from .inputs import CallInputs
 from .sharing import Reader, reader_of
-from .targets import Targets
-from .term import Term, Weight
 
 __all__ = ["Found", "Fusing", "nothing_to_fuse"]
 

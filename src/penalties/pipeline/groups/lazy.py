@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .. import trees
-from ..arrays import Logits
-from ..backends import Backend, owner
-from ..functional.blocks import block_rows, counted
-from ..functional.penalty import facts_of
-from ..functional.reduction import weighted_mean
-from ..kernels.heads import Head, Rows, head_of
-from ..kernels.lengths import length
-from .evaluation import Evaluation
+from ... import trees
+from ...arrays import Logits
+from ...backends import Backend, owner
+from ...functional.blocks import block_rows, counted
+from ...functional.penalty import facts_of
+from ...functional.reduction import weighted_mean
+from ...kernels.heads import Head, Rows, head_of
+from ...kernels.lengths import length
+from ..evaluation import Evaluation
+from ..inputs import CallInputs
+from ..kinds import compiling
+from ..sums import Sums
+from ..targets import Targets
+from ..term import Term, Weight
 from .fused import Combined
-from .inputs import CallInputs
-from .kinds import compiling
 from .sharing import Reader, reader_of
-from .sums import Sums
-from .targets import Targets
-from .term import Term, Weight
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -259,7 +259,7 @@ class _Blocks:
 
     def _jobs(self, coefficients: Sequence[float]) -> tuple[list[Any], dict[str, Any]]:
         """The terms as sums over the rows of a block, and what else they read, with one entry for each row."""
-        from .plan import Job
+        from ..plan import Job
 
         jobs: list[Any] = []
         others: dict[str, Any] = {}
@@ -292,8 +292,8 @@ def _block(sources: Mapping[str, Head | Rows], others: Mapping[str, Any], rows: 
 
 def _evaluated(jobs: Sequence[Any], inputs: CallInputs, names: Sequence[str]) -> _Evaluated:
     """An ordinary call with the tensors of a block. Nothing of it outlives this function but what it returns."""
-    from .evaluate import evaluate
-    from .plan import plan_of
+    from ..evaluate import evaluate
+    from ..plan import plan_of
 
     targets = Targets.of("Logits", inputs, names) if names else None
     sums = Sums(_ops(inputs.like), len(names))

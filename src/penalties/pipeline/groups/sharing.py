@@ -5,17 +5,17 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..backends import Backend, owner
-from ..errors import TermError, said
-from ..functional.divergences import tempered_log_softmax
-from ..functional.penalty import DISTRIBUTIONS
-from ..functional.reduction import hide
-from .evaluation import Evaluation
+from ...backends import Backend, owner
+from ...errors import TermError, said
+from ...functional.divergences import tempered_log_softmax
+from ...functional.penalty import DISTRIBUTIONS
+from ...functional.reduction import hide
+from ..evaluation import Evaluation
+from ..inputs import INPUT, CallInputs
+from ..sums import Sums
+from ..targets import Targets
+from ..term import Term
 from .fused import Combined
-from .inputs import INPUT, CallInputs
-from .sums import Sums
-from .targets import Targets
-from .term import Term
 
 __all__ = ["Reader", "Shared", "SharedSoftmax", "Softmax", "reader_of", "shared"]
 

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from .. import trees
-from ..backends import owner
-from ..errors import BackendError, TermError, said
-from .kinds import compiling
+from ... import trees
+from ...backends import owner
+from ...errors import BackendError, TermError, said
+from ..kinds import compiling
 
 __all__ = ["KEPT", "Compiled", "compile_failure", "graph"]
 
