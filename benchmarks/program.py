@@ -18,7 +18,7 @@ TERMS = ("kl", "entropy", "topology", "size")
 def run(scale: float) -> list[Row]:
     seconds = 10.0 * scale
     bare, numpy = _python("-c", "pass"), _python("-c", "import numpy")
-    program = ("-m", "penalties.app")
+    program = ("-m", "penalties")
     return [
         compare("import penalties", numpy, _python("-c", "import numpy, penalties"), **_ms(seconds, 100.0)),
         compare("import, first use", numpy, _python("-c", "import numpy, penalties; penalties.l1"), **_ms(seconds)),
@@ -54,7 +54,7 @@ def _report(scale: float) -> list[Row]:
         time = compare(
             case,
             _python("-c", parse, *(str(folder / "metrics.jsonl") for folder in folders)),
-            _python("-m", "penalties.app", "report", *map(str, folders), "--out", str(page)),
+            _python("-m", "penalties", "report", *map(str, folders), "--out", str(page)),
             seconds=30.0 * scale,
             unit="ms",
             most=3000.0,
@@ -81,7 +81,7 @@ def _odd_reports(scale: float) -> list[Row]:
             log, page = Path(place, "metrics.jsonl"), Path(place, "report.html")
             log.write_text("".join(lines))
             read = _python("-c", "import sys; [line.split() for line in open(sys.argv[1])]", str(log))
-            made = _python("-m", "penalties.app", "report", place, "--out", str(page))
+            made = _python("-m", "penalties", "report", place, "--out", str(page))
             rows.append(compare(case, read, made, seconds=10.0 * scale, unit="ms", most=20_000.0))
     return rows
 
@@ -94,7 +94,7 @@ def _side_by_side(scale: float) -> Row:
         with tempfile.TemporaryDirectory() as place:
             command = ("ablate", "--quiet", "--seeds", "2", "--set", f"train.steps={steps}", "--run", f"{place}/out")
             began = time.perf_counter()
-            _python("-m", "penalties.app", *command, *options)()
+            _python("-m", "penalties", *command, *options)()
             return [time.perf_counter() - began]
 
     plain, ours, again = seconds(), seconds("--jobs", "2"), seconds()

@@ -73,6 +73,10 @@ class TestEdits:
         with pytest.raises(pn.OptionError, match="a sequence of terms"):
             pn.Pipeline(terms)
 
+    def test_dicts_are_for_from_config(self) -> None:
+        with pytest.raises(pn.OptionError, match="expected terms; Pipeline.from_config takes dicts"):
+            pn.Pipeline([{"fn": "l1"}])
+
     def test_at_most_a_hundred_terms(self) -> None:
         with pytest.raises(pn.OptionError, match="terms=101; expected at most 100"):
             pn.Pipeline([pn.Term(pn.l1, name=f"l{i}") for i in range(101)])

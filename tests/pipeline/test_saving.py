@@ -67,6 +67,11 @@ def test_a_library_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pn.load_state(tmp_path / "state", "torch")
 
 
+def test_the_state_comes_before_the_path(tmp_path: Path) -> None:
+    with pytest.raises(pn.OptionError, match="save_state: state=.*; expected the state of an output, as out.state"):
+        pn.save_state(str(tmp_path / "state"), {"a": 1})
+
+
 def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path) -> None:
     pn.save_state({"a": 1}, tmp_path / "state")
     with pytest.raises(pn.TermError, match=r"state\.b: holds an object; state is saved as"):

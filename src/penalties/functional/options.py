@@ -28,13 +28,20 @@ POSITIVE: Final = math.ulp(0.0)
 _LARGEST: Final = sys.float_info.max
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating)
 _FLAGS: Final = (bool, np.bool_)
+_STRENGTHS: Final = ("alpha", "coef", "coefficient", "lam", "lambda", "lambd", "strength", "weight")
+"""Options by which other libraries scale a penalty."""
 _WHOLE: Final[tuple[type[Any], ...]] = (int, np.integer)
 
 
 def unknown_option(function: str, option: str, value: object, options: Sequence[str]) -> OptionError:
     """The error for an option that does not exist, with the nearest one that does."""
-    allowed = f"only the options {', '.join(options)}" if options else "no options"
-    return OptionError(function, option, value, allowed + did_you_mean(option, options))
+    known = "no option"
+    if options:
+        known = f"one of the options {', '.join(options)}" if len(options) > 1 else f"the option {options[0]}"
+    hint = did_you_mean(option, options)
+    if option.strip("_") in _STRENGTHS:
+        hint = f": strength is a factor, {value} * {function}(…), or the weight of a term"
+    return OptionError(function, option, value, known + hint)
 
 
 def check_choice(function: str, option: str, value: object, allowed: tuple[str, ...]) -> None:

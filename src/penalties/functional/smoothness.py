@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ..arrays import ArrayT
 from ..backends import Backend, backend_of, owner
-from ..errors import BackendError, ShapeError
+from ..errors import BackendError, OptionError, ShapeError
 from . import examples
 from .options import check_choice, check_fits, check_number, check_same_shape
 from .penalty import penalty, strict_options
@@ -118,6 +118,9 @@ def output_magnitude(y: ArrayT, *, target: float = 1.0, reduction: Literal["mean
 
 def _penalized(name: str, fn: Callable[[Any], Any], x: Any, target_norm: float) -> tuple[Any, Any]:
     target = check_number(name, "target_norm", target_norm, "a finite number of at least 0", low=0)
+    if not callable(cast("object", fn)):
+        given = "an array" if owner(fn) else fn
+        raise OptionError(name, "fn", given, "the function whose gradient is taken, before the array it is taken at")
     ops = _backend(name, x=x)
     shape = tuple(x.shape)
 

@@ -5,6 +5,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from ..errors import OptionError, unknown_term
 from .call import check_wrt, inputs_of, plan_call, run_call
+from .kinds import is_mapping
 from .output import BASE, LossOutput
 from .plan import Plan, Plans
 from .runner import run_inline
@@ -373,6 +374,8 @@ def _mapping(edit: str, argument: str, value: Mapping[str, Any]) -> Mapping[str,
 
 
 def _as_term(term: TermLike) -> Term:
+    if is_mapping(term):
+        raise OptionError("Pipeline", "terms", dict(term), "terms; Pipeline.from_config takes dicts")
     return term if isinstance(term, Term) else Term(term)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
@@ -50,6 +50,8 @@ def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
     """The content of the file that `save_state` writes, for checkpoints of other people's trainers."""
+    if not is_mapping(cast("Any", state)):
+        raise OptionError("save_state", "state", state, "the state of an output, as out.state, and then the path")
     safetensors = _safetensors()
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     structure = _packed("state", dict(state), arrays)
