@@ -3,6 +3,7 @@
 import functools
 import math
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,20 @@ class TestInputs:
 
 
 class TestArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"wieght": 0.1}, "Term: wieght=0.1; expected an argument of Term; did you mean weight?"),
+            (
+                {"axis": 1},
+                "Term: axis=1; expected an argument of Term; an option of its function goes into options={'axis': …}",
+            ),
+        ],
+    )
+    def test_unknown(self, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(pn.OptionError, match=f"^{re.escape(message)}$"):
+            pn.Term(pn.l1, **arguments)
+
     @pytest.mark.parametrize("weight", [-0.1, math.nan, math.inf, True, "1", None, 1j, np.ones(2)])
     def test_weight(self, weight: Any) -> None:
         with pytest.raises(pn.OptionError, match="l1: weight="):

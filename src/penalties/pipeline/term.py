@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, cast
 
 from ..backends import owner
-from ..errors import InputError, OptionError
+from ..errors import InputError, OptionError, did_you_mean
 from ..functional.options import check_choice, check_count, check_flag, check_number
 from ..functional.penalty import Classwise, Elementwise, Facts, facts_of
 from .binding import CALL_ARGUMENTS, Bound, Enclosing, Inputs, Regularizer, bind
@@ -50,6 +50,25 @@ LONGEST_TIMEOUT: Final = 300.0
 # Keys of the metrics: a term cannot have one of these names.
 _TAKEN: Final = ("total", "regularizer_total")
 _SUFFIXES: Final = ("_weighted", "_grad_norm", "_grad_norm_error")
+
+
+P = ParamSpec("P")
+
+
+def _known_arguments(make: Callable[P, None]) -> Callable[P, None]:
+    """Say of an argument that does not exist which was meant, or that it is an option of the function."""
+    known = tuple(inspect.signature(make).parameters)[1:]
+
+    @functools.wraps(make)
+    def init(*args: P.args, **kwargs: P.kwargs) -> None:
+        for given, value in kwargs.items():
+            if given not in known:
+                near = did_you_mean(given, known)
+                hint = near or f"; an option of its function goes into options={{{given!r}: …}}"
+                raise OptionError("Term", given, value, f"an argument of Term{hint}")
+        make(*args, **kwargs)
+
+    return init
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
@@ -97,6 +116,7 @@ class Term(Bound):
     softmax: float | None
     """The temperature of the log_softmax that a penalty takes of its distributions before it sums or averages."""
 
+    @_known_arguments
     def __init__(
         self,
         fn: Callable[..., Any] | Regularizer | str,
