@@ -223,7 +223,7 @@ MEANING = [
         "train.loss",
         ["there are 2", 'name the one to compare with "reference"'],
     ),
-    ("[train]\nloss_options = { beta = 1.0 }", "train.loss_options.beta", ["found 1.0", "no options"]),
+    ("[train]\nloss_options = { beta = 1.0 }", "train.loss_options.beta", ["found 1.0", "no option"]),
     ('[train]\nloss = "os:nothing"', "train.loss", ["has no attribute"]),
     ('[train]\nloss = "tests.app.config_terms:NUMBER"', "train.loss", ["found 5", "a function"]),
     ('[train]\nloss = "builtins:max"', "train.loss", []),
