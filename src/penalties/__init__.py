@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import telemetry as telemetry
+    from . import terms as terms
     from . import testing as testing
     from . import training as training
     from .app.api import report as report
@@ -95,6 +96,7 @@ _HOMES = {
     ),
     ".integrations": ("auxiliary", "capture", "collect", "select", "train_step", "wrap_loss"),
     ".telemetry": ("telemetry",),
+    ".terms": ("terms",),
     ".testing": ("testing",),
     ".training": ("training",),
 }
