@@ -1,6 +1,7 @@
-"""Ready-made terms, each of which needs a library of its own. Importing them loads none of these libraries.
+"""Ready-made terms, most of which need a library of their own. Importing them loads none of these libraries.
 
-Every module has functions for `Term`, by themselves or by a dotted path: `"penalties.terms.fairness:demographic_parity"`.
+Every module has functions for `Term`, by themselves or by a dotted path:
+`"penalties.terms.fairness:demographic_parity"`.
 """
 
 __all__: list[str] = []

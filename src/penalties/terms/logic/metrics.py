@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...backends import Backend
-from ...functional.reduction import hide, weighted_mean
+from ...functional.reduction import hide
 
 __all__ = ["mean_of"]
 
@@ -14,4 +14,4 @@ def mean_of(ops: Backend, values: Any, mask: Any) -> Any:
     if mask is None:
         return ops.mean(shown)
     weights = ops.cast(mask, shown)
-    return weightedmean_of(ops, ops.sum(weights * shown), ops.sum(weights))
+    return weighted_mean(ops, ops.sum(weights * shown), ops.sum(weights))

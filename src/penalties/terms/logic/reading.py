@@ -29,7 +29,7 @@ def parse(text: str) -> Rule:
 
 def read(function: str, option: str, text: Any) -> ast.expr:
     """The syntax tree of a rule; `>>` beside `&` or `|` without parentheses is an error."""
-    expected = f"a rule such as \"(a & b) >> c\", of at most {_LONGEST} characters"
+    expected = f'a rule such as "(a & b) >> c", of at most {_LONGEST} characters'
     if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST:
         shown = f"{text[:40]}…" if isinstance(text, str) and len(text) > _LONGEST else cast("object", text)
         raise OptionError(function, option, shown, expected)
@@ -83,6 +83,8 @@ def named_rules(function: str, rules: Any) -> dict[str, Any]:
         named = {str(rule): rule for rule in cast("Iterable[Any]", rules)}
     else:
         named = {}
-    if not named or not all(isinstance(name, str) and name and isinstance(rule, str | Rule) for name, rule in named.items()):
+    if not named or not all(
+        isinstance(name, str) and name and isinstance(rule, str | Rule) for name, rule in named.items()
+    ):
         raise OptionError(function, "rules", rules, 'rules by name, such as {"wet": "rain >> wet"}, or a list of them')
     return named

@@ -76,7 +76,7 @@ class Var(Rule):
     def __post_init__(self) -> None:
         """Check the name: it has to be one that a rule in a string can have, too."""
         if not isinstance(cast("Any", self.name), str) or not self.name.isidentifier():
-            raise TypeError(f"Var: name={self.name!r}; expected an identifier, such as \"rain\"")
+            raise TypeError(f'Var: name={self.name!r}; expected an identifier, such as "rain"')
 
     def evaluate(self, values: Mapping[str, T], connectives: Connectives[T]) -> T:
         """The value of the variable."""
