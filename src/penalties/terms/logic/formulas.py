@@ -13,7 +13,10 @@ __all__ = ["Formulas", "Kind", "formulas", "solver_library"]
 
 Kind: TypeAlias = Literal["classes", "booleans", "numbers"]
 
-_EXPECTED: Final = "names, whole numbers, + - *, comparisons, distinct(…), & | ~ >> and parentheses, which comparisons need beside & | >>"
+_EXPECTED: Final = (
+    "names, whole numbers, + - *, comparisons, distinct(…), & | ~ >> and parentheses, "
+    "which comparisons need beside & | >>"
+)
 _COMPARISONS: Final[dict[Any, Callable[[Any, Any], Any]]] = {
     ast.Eq: lambda a, b: a == b,
     ast.NotEq: lambda a, b: a != b,
@@ -65,7 +68,9 @@ def formulas(kind: Kind, variables: Sequence[str], classes: int, facts: Mapping[
     if callable(rules):
         named: Any = rules(every)
         if not isinstance(named, Mapping) or not named:
-            raise OptionError("hard_rules", "rules", named, "a function that returns {name: formula of Z3}")
+            raise OptionError(
+                "hard_rules", "rules", cast("Any", named), "a function that returns {name: formula of Z3}"
+            )
         named = dict(cast("Mapping[str, Any]", named))
         for name, formula in named.items():
             _check_closed(z3, name, formula, every)

@@ -40,9 +40,10 @@ def hard_rules(
     towards what it has to be; the nearest decisions themselves are held constant. It looks at values, so it works
     outside of `jax.jit` and `torch.compile` only. Z3 may take forever: give the term `runs="process"` and a `timeout`.
 
-    Metrics: `satisfied`, the fraction of rows that satisfy all rules; `violated`, `changed` and `core`, how many rules
-    a row violates, how many decisions change, and how many names are in its unsat core; `violated/NAME` and `core/NAME`,
-    in which fraction of rows; `contradictions`, the fraction of rows that nothing satisfies.
+    Metrics: `satisfied`, the fraction of rows that satisfy all rules; `violated` and `changed`, how many rules a row
+    violates and how many of its decisions have to change; `core`, how many names are in the unsat core of a row that
+    violates any; `violated/NAME` and `core/NAME`, in which fraction of rows; `contradictions`, the fraction of rows
+    that nothing satisfies.
 
     - `scores`: what is decided by. For "classes" logits or log-probabilities, (…, variables, classes); for "booleans"
       log-odds, and for "numbers" the numbers, (…, variables).
@@ -50,8 +51,8 @@ def hard_rules(
     - `rules`: `{name: rule}` or a list. A rule is a string, such as `"10 * tens + ones == total"`, or a `Rule`. Or a
       function from `{name: variable of Z3}` to `{name: formula of Z3}`.
     - `variables`: the names of the decisions.
-    - `kind`: what is decided: "classes" takes the largest score, as a number from 0, "booleans" whether a score is above
-      0, and "numbers" the nearest whole number.
+    - `kind`: what is decided: "classes" takes the largest score, as a number from 0, "booleans" whether a score is
+      above 0, and "numbers" the nearest whole number.
     - `loss`: "margin" is the difference of scores, or of numbers: what the nearest decisions minimise. "cross_entropy"
       is minus the log-probability of what has to be. Both are sums over the decisions of a row.
     - `contradictions`: "raise", or "skip" to count a row that nothing satisfies as 0.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...backends import Backend
-from ...functional.reduction import hide
+from ...functional.reduction import hide, weighted_mean
 
 __all__ = ["mean_of"]
 

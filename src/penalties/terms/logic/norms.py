@@ -39,7 +39,7 @@ def lukasiewicz(ops: Backend) -> Connectives[Any]:
 
 
 def godel(ops: Backend) -> Connectives[Any]:
-    """`min(a, b)` and `max(a, b)`; a gradient reaches the one that decides, and half of it each of two that are equal."""
+    """`min(a, b)` and `max(a, b)`; a gradient reaches the one that decides, or half of it each of two equal ones."""
 
     # Not half of a + b − |a − b|, which rounds.
     def larger(a: Any, b: Any) -> Any:

@@ -48,7 +48,7 @@ def read(function: str, option: str, text: Any) -> ast.expr:
 
 
 def _check_parentheses(function: str, option: str, line: bytes, node: ast.BinOp) -> None:
-    """Raise where `>>` meets another sign: in `a & b >> c` Python sees `a & (b >> c)`, and `(a >> b) >> c` in a chain."""
+    """Raise where `>>` meets another sign: Python takes `a & b >> c` for `a & (b >> c)`."""
     for side in (node.left, node.right):
         if not isinstance(side, ast.BinOp) or not isinstance(side.op, ast.BitAnd | ast.BitOr | ast.RShift):
             continue
@@ -83,8 +83,8 @@ def named_rules(function: str, rules: Any) -> dict[str, Any]:
         named = {str(rule): rule for rule in cast("Iterable[Any]", rules)}
     else:
         named = {}
-    if not named or not all(
-        isinstance(name, str) and name and isinstance(rule, str | Rule) for name, rule in named.items()
-    ):
-        raise OptionError(function, "rules", rules, 'rules by name, such as {"wet": "rain >> wet"}, or a list of them')
+    right = [isinstance(name, str) and name and isinstance(rule, str | Rule) for name, rule in named.items()]
+    if not right or not all(right):
+        expected = 'rules by name, such as {"wet": "rain >> wet"}, or a list of them'
+        raise OptionError(function, "rules", cast("Any", rules), expected)
     return named

@@ -41,8 +41,8 @@ def soft_rules(
     - `variables`: the names of the last axis of `p`; None where `p` is a mapping.
     - `norm`: what `a & b` is: "product" `ab`, "lukasiewicz" `max(0, a + b − 1)`, "godel" `min(a, b)`. `~a` is `1 − a`,
       `a | b` is `~(~a & ~b)`, and `a >> b` is `~a | b`.
-    - `loss`: "linear" is `1 − truth`. "log", of the product norm, is `−log truth`: +inf, with gradient 0, where the truth
-      is exactly 0, which it is for no finite logits.
+    - `loss`: "linear" is `1 − truth`. "log", of the product norm, is `−log truth`: +inf, with gradient 0, where
+      the truth is exactly 0, which it is for no finite logits.
     - `logits`: `p` holds log-odds, and their sigmoid is taken.
     - `mask`: which rows count, as flags or weights, in the shape of `p` without the last axis.
     - `reduction`: "mean" or "sum" over the rows, or "none" for a value per row.

@@ -23,7 +23,7 @@ class Finding:
     violated: tuple[str, ...]
     """The names of the rules that do not hold; empty where all do."""
     core: tuple[str, ...]
-    """Names of rules and decisions that exclude one another; without any of them the others can hold together."""
+    """Names of rules and decisions that exclude one another, as few as Z3 can do with."""
     nearest: Mapping[str, Any] | None
     """The decisions of the lowest price that satisfy all rules; None where there are none."""
 

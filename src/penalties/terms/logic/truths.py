@@ -82,7 +82,7 @@ def check_names(function: str, option: str, names: Any) -> tuple[str, ...]:
     """Names of variables: different identifiers."""
     found = tuple(cast("Iterable[Any]", names)) if isinstance(names, Iterable) and not isinstance(names, str) else ()
     if not found or len(set(found)) < len(found) or not all(isinstance(n, str) and n.isidentifier() for n in found):
-        raise OptionError(function, option, names, 'different names, such as ["rain", "wet"]')
+        raise OptionError(function, option, cast("Any", names), 'different names, such as ["rain", "wet"]')
     return found
 
 
