@@ -4,4 +4,6 @@ Every module has functions for `Term`, by themselves or by a dotted path:
 `"penalties.terms.fairness:demographic_parity"`.
 """
 
-__all__: list[str] = []
+from . import fairness, logic
+
+__all__ = ["fairness", "logic"]

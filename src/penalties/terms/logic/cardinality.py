@@ -4,15 +4,13 @@ The counts of single events are convolved in pairs, `log₂ n` times, all pairs 
 so that the smallest probability has all of its digits.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from ...backends import Backend
+from ..probabilities import LARGEST
 from .truths import Truth
 
 __all__ = ["log_between", "log_counts"]
-
-_NOTHING: Final = -1e30
-"""Instead of log 0, for sums and differences that stay finite."""
 
 
 def log_between(ops: Backend, truth: Truth, low: int, high: int) -> Any:
@@ -58,12 +56,12 @@ def _convolved(ops: Backend, a: Any, b: Any, last: int, open_ended: bool) -> Any
     j = k - i
     valid = (j >= 0) & (j < wide)
     pairs = a[..., None, :] + b[..., ops.where(valid, j, 0)]
-    sums = _log_sum(ops, ops.where(valid, pairs, _NOTHING))
+    sums = _log_sum(ops, ops.where(valid, pairs, -LARGEST))
     if not open_ended or total < last:
         return sums
     # The last column takes every pair that reaches it.
     reaching = i[:, None] + ops.arange(wide, whole) >= last
-    pairs = ops.where(reaching, a[..., :, None] + b[..., None, :], _NOTHING)
+    pairs = ops.where(reaching, a[..., :, None] + b[..., None, :], -LARGEST)
     reached = _log_sum(ops, pairs.reshape(*pairs.shape[:-2], columns * wide))
     return ops.where(k[:, 0] == last, reached[..., None], sums)
 

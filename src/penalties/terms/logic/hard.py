@@ -9,6 +9,7 @@ from ...backends import Backend, backend_of, owner
 from ...errors import BackendError, NonFiniteError, OptionError, ShapeError
 from ...functional.options import POSITIVE, check_choice, check_number
 from ...functional.penalty import strict_options
+from ..probabilities import log_sigmoids
 from .formulas import Kind, formulas
 from .rules import Rule
 from .solving import Finding, Row, Solver
@@ -189,8 +190,7 @@ def _value(asked: _Asked, kind: str, loss: str) -> Any:
         signed = x * ops.constant(np.where(wanted, 1.0, -1.0), x)
         if loss == "margin":
             return ops.sum(ops.where(changed, -signed, 0.0))
-        pair = ops.log_softmax(signed[..., None] * (0.5 - ops.arange(2, x)))
-        return ops.sum(ops.where(changed, -pair[..., 0], 0.0))
+        return ops.sum(ops.where(changed, -log_sigmoids(ops, signed)[..., 0], 0.0))
     logits = ops.log_softmax(x) if loss == "cross_entropy" else x
     right = ops.take_along(logits, ops.constant(wanted.astype(np.int64), x)[..., None])[..., 0]
     taken = 0.0

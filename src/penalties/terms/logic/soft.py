@@ -8,11 +8,12 @@ from ...errors import OptionError
 from ...functional.options import check_choice, check_flag
 from ...functional.penalty import strict_options
 from ...functional.reduction import REDUCTIONS, hide, reduce
+from ..probabilities import probability_of
 from .metrics import mean_of
 from .norms import CRISP, Norm, godel, lukasiewicz, product
 from .reading import named_rules, parse
 from .rules import Rule
-from .truths import Degree, by_name, probability_of, truth_of
+from .truths import Degree, by_name, truth_of
 
 __all__ = ["soft_rules"]
 

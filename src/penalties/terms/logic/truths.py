@@ -1,20 +1,17 @@
 """Truth values of variables, from probabilities or logits, as logarithms that keep their digits."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ...backends import Backend, backend_of
 from ...errors import OptionError, ShapeError, did_you_mean
 from ...functional.options import check_same_shape
 from ...functional.reduction import check_mask, hide
+from ..probabilities import LARGEST, log_sigmoids, probability_of
 
-__all__ = ["Degree", "Truth", "add_logs", "by_name", "check_names", "probability_of", "truth_of"]
+__all__ = ["Degree", "Truth", "add_logs", "by_name", "check_names", "truth_of"]
 
 T = TypeVar("T", bound=tuple[Any, ...])
-
-_LOWEST: Final = -1e30
-"""Instead of −inf, for sums and differences that stay finite."""
 
 
 class Truth(NamedTuple):
@@ -34,18 +31,6 @@ class Degree(NamedTuple):
     probability: Any
 
 
-def probability_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Any:
-    """Probabilities, from logits or as they are. What is none raises where values can be looked at, and else is NaN."""
-    if logits:
-        return ops.exp(_log_sigmoids(ops, x)[..., 0])
-    outside = (x < 0) | (x > 1)
-    if not ops.at_hand(x):
-        return x * ops.cast(ops.where(outside, math.nan, 1.0), x)
-    if bool(outside.any()):
-        raise OptionError(function, "p", ops.read([x[outside][0]])[0], "probabilities, from 0 to 1, or logits=True")
-    return x
-
-
 def truth_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Truth:
     """The truth values of an array of probabilities or logits.
 
@@ -53,15 +38,10 @@ def truth_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Truth:
     that probability is found all the same, and the sum does not change. `possible` says where there is nothing else.
     """
     if logits:
-        pair = _log_sigmoids(ops, x)
-        return Truth(pair[..., 0], pair[..., 1], ~(x < _LOWEST), ~(x > -_LOWEST))
+        pair = log_sigmoids(ops, x)
+        return Truth(pair[..., 0], pair[..., 1], ~(x < -LARGEST), ~(x > LARGEST))
     p = probability_of(function, ops, x, logits=False)
     return Truth(_log(ops, p), _log(ops, 1 - p), ~(p == 0), ~(p == 1))
-
-
-def _log_sigmoids(ops: Backend, x: Any) -> Any:
-    """`log σ(x)` and `log σ(−x)`, in a further axis."""
-    return ops.log_softmax(ops.clip(x, _LOWEST, -_LOWEST)[..., None] * (0.5 - ops.arange(2, x)))
 
 
 def _log(ops: Backend, x: Any) -> Any:
