@@ -1,9 +1,13 @@
 """Ready-made terms, most of which need a library of their own. Importing them loads none of these libraries.
 
-Every module has functions for `Term`, by themselves or by a dotted path:
+Every module has functions or objects for `Term`; a function may be named by a dotted path:
 `"penalties.terms.fairness:demographic_parity"`.
 """
 
-from . import fairness, logic
+from . import fairness as fairness
+from . import logic as logic
 
-__all__ = ["fairness", "logic"]
+__all__: list[str] = [
+    "fairness",
+    "logic",
+]

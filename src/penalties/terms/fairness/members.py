@@ -38,8 +38,8 @@ class Rates(NamedTuple):
 
     @property
     def present(self) -> Any:
-        """Which groups have rows."""
-        return self.sizes > 0
+        """Which groups have rows; one whose size is NaN has, so that NaN shows."""
+        return self.sizes != 0
 
 
 def batch_of(function: str, p: Any, labels: Any, groups: Any, *, count: Any, logits: bool, mask: Any) -> Batch:
@@ -52,8 +52,9 @@ def batch_of(function: str, p: Any, labels: Any, groups: Any, *, count: Any, log
         raise ShapeError(f"{function}: labels has shape {tuple(labels.shape)}; expected {shape}, as p")
     shown = check_mask(function, ops, mask, shape, "the shape of p")
     probability = probability_of(function, ops, hide(ops, ops.upcast(function, p), shown), logits=logits)
-    weights = probability * 0 + 1 if shown is None else ops.cast(shown, probability)
-    weights = ops.stop_gradient(weights)
+    # One for each row, NaN too: a row without a weight would silently be left out.
+    everywhere = (probability == probability) | (probability != probability)
+    weights = ops.cast(everywhere if shown is None else shown, probability)
     if tuple(groups.shape) == shape:
         members = _of_labels(function, ops, groups, count, shown, probability)
     elif tuple(groups.shape[:-1]) == shape and groups.shape[-1]:
@@ -83,12 +84,8 @@ def _of_labels(function: str, ops: Backend, groups: Any, count: Any, shown: Any,
     elif ops.at_hand(groups):
         count = int(ops.read([groups.max()])[0]) + 1 if math.prod(groups.shape) else 1
     else:
-        raise OptionError(
-            function,
-            "count",
-            None,
-            "the number of groups: on a GPU, in JAX and inside a compiler no label is looked at",
-        )
+        expected = "the number of groups: on a GPU, in JAX and inside a compiler no label is looked at"
+        raise OptionError(function, "count", None, expected)
     number = ops.cast(groups, like)
     wrong = (number < 0) | (number >= count)
     number = _checked(function, ops, number, wrong, "groups", f"the number of a group, from 0 to {count - 1}")

@@ -41,10 +41,10 @@ def demographic_parity(
     A group without rows in the batch is left out. With fewer than two there is no evidence: the value is 0, and so is
     the metric `evidence`.
 
-    Metrics: `gap`, the largest difference between two groups; `groups`, how many have rows; `evidence`, 1 or 0; for each
-    group `rate/0`, its mean prediction, −1 without rows, and `size/0`, how many rows it has, by their weights. With
-    `permutations`, `p_value`: how likely as large a gap is if groups do not matter. It is left out where values cannot
-    be looked at, inside `jax.jit` and `torch.compile`.
+    Metrics: `gap`, the largest difference between two groups; `groups`, how many have rows; `evidence`, 1 or 0; for
+    each group `rate/0`, its mean prediction, −1 without rows, and `size/0`, how many rows it has, by their weights.
+    With `permutations`, `p_value`: how likely as large a gap is if groups do not matter. It is left out where values
+    cannot be looked at, inside `jax.jit` and `torch.compile`.
 
     - `p`: probabilities of the positive class, (…).
     - `groups`: the number of each row's group, (…), or how much it is of each group, (…, groups).

@@ -19,10 +19,9 @@ def p_value(statistic: Callable[[Any], Any], members: Any, strata: Any, *, permu
     - `strata`: whole numbers, (rows,); groups are dealt out among rows of one stratum alone.
     """
     observed = statistic(members[None])[0]
-    at_least = sum(
-        int((statistic(members[order]) >= observed - 1e-12).sum())
-        for order in _orders(strata, members, permutations, seed)
-    )
+    orders = _orders(strata, members, permutations, seed)
+    # The same gap, added up in another order, counts as large.
+    at_least = sum(int((statistic(members[order]) >= observed - 1e-12).sum()) for order in orders)
     return (1 + at_least) / (1 + permutations)
 
 
