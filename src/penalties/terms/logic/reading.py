@@ -1,76 +1,90 @@
-"""Rules as strings, for configs: a small part of Python's grammar, read by `ast` and never evaluated."""
+"""Rules as strings, for configs.
 
-import ast
+Not by `ast`: torch.compile, which may meet the string of a config, cannot trace that. It traces this.
+"""
+
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 from ...errors import OptionError
-from .rules import Rule, Var
+from .rules import RESERVED, Joined, Negated, Rule, Var
 
-__all__ = ["named_rules", "parse", "read"]
+__all__ = ["LONGEST", "named_rules", "parse"]
 
-_LONGEST: Final = 10_000
-"""Characters of a rule; what is longer was made by a program, which can make a `Rule`."""
+LONGEST: Final = 10_000
+"""Characters of a rule. What is longer was made by a program, which can make a `Rule`."""
 
-_SIGNS: Final = {ast.BitAnd: "&", ast.BitOr: "|", ast.RShift: ">>"}
-_WORDS: Final = {ast.And: "&", ast.Or: "|", ast.Not: "~"}
+_DEEPEST: Final = 100
+_WORDS: Final = {"and": "&", "or": "|", "not": "~"}
 
 
 def parse(text: str) -> Rule:
-    """The rule that a string says, in Python's own operators: names, `&`, `|`, `~`, `>>` and parentheses.
+    """The rule that a string says: names, `&`, `|`, `~`, `>>` and parentheses.
 
-    `>>` binds more tightly than `&` and `|` in Python, so that a rule which mixes them has to have parentheses.
+    As in Python, but for a `>>` beside another `&`, `|` or `>>`. There Python reads `a & b >> c` as `a & (b >> c)`, and
+    here it needs parentheses.
 
     >>> parse("(rain & ~umbrella) >> wet").variables
     ('rain', 'umbrella', 'wet')
     """
-    return _rule(text, read("parse", "text", text))
+    if not isinstance(cast("Any", text), str) or not 0 < len(text) <= LONGEST:
+        given = f"{text[:40]}…" if isinstance(cast("Any", text), str) and text else text
+        raise OptionError("parse", "text", given, f'a rule of 1 to {LONGEST} characters, such as "(a & b) >> c"')
+    spaced = text.replace(">>", " >> ")
+    for sign in "()&|~":
+        spaced = spaced.replace(sign, f" {sign} ")
+    words = [*spaced.split(), ""]
+    rule, at = _statement(text, words, 0, _DEEPEST)
+    if words[at] != "":
+        raise _unexpected(text, words[at])
+    return rule
 
 
-def read(function: str, option: str, text: Any) -> ast.expr:
-    """The syntax tree of a rule; `>>` beside `&` or `|` without parentheses is an error."""
-    expected = f'a rule such as "(a & b) >> c", of at most {_LONGEST} characters'
-    if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST:
-        shown = f"{text[:40]}…" if isinstance(text, str) and len(text) > _LONGEST else cast("object", text)
-        raise OptionError(function, option, shown, expected)
-    try:
-        # One line, so that columns are enough to find parentheses; in bytes, as ast counts.
-        line = " ".join(text.split())
-        tree = ast.parse(line, mode="eval").body
-        for node in ast.walk(tree):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.RShift):
-                _check_parentheses(function, option, line.encode(), node)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, OptionError):
-            raise
-        raise OptionError(function, option, text, expected) from error
-    return tree
+def _statement(text: str, words: list[str], at: int, deeper: int) -> tuple[Rule, int]:
+    """What stands from a word on, as far as it is a rule, and where it ends."""
+    rule, at = _operand(text, words, at, deeper)
+    if words[at] == ">>":
+        then, at = _operand(text, words, at + 1, deeper)
+        rule, joined = Joined(">>", rule, then), True
+    else:
+        joined = False
+        either: Rule | None = None
+        while words[at] in ("&", "|"):
+            joined = True
+            if words[at] == "|":
+                either = rule if either is None else Joined("|", either, rule)
+                rule, at = _operand(text, words, at + 1, deeper)
+            else:
+                other, at = _operand(text, words, at + 1, deeper)
+                rule = Joined("&", rule, other)
+        rule = rule if either is None else Joined("|", either, rule)
+    if joined and words[at] in ("&", "|", ">>"):
+        raise OptionError("parse", "text", text, "parentheses around each >> beside another sign")
+    return rule, at
 
 
-def _check_parentheses(function: str, option: str, line: bytes, node: ast.BinOp) -> None:
-    """Raise where `>>` meets another sign: Python takes `a & b >> c` for `a & (b >> c)`."""
-    for side in (node.left, node.right):
-        if not isinstance(side, ast.BinOp) or not isinstance(side.op, ast.BitAnd | ast.BitOr | ast.RShift):
-            continue
-        if not isinstance(side.op, ast.RShift) and not isinstance(node.op, ast.RShift):
-            continue
-        before = line[: side.col_offset].rstrip()
-        after = line[side.end_col_offset :].lstrip()
-        if not (before.endswith(b"(") and after.startswith(b")")):
-            raise OptionError(function, option, line.decode(), "parentheses around each >> beside another sign")
+def _operand(text: str, words: list[str], at: int, deeper: int) -> tuple[Rule, int]:
+    """A variable, a rule in parentheses, or what either is not."""
+    if deeper == 0:
+        raise OptionError("parse", "text", text, f"at most {_DEEPEST} signs ~ and parentheses within one another")
+    if words[at] == "~":
+        rule, at = _operand(text, words, at + 1, deeper - 1)
+        return Negated(rule), at
+    if words[at] == "(":
+        rule, at = _statement(text, words, at + 1, deeper - 1)
+        if words[at] != ")":
+            raise _unexpected(text, words[at])
+        return rule, at + 1
+    if not words[at].isidentifier() or words[at] in RESERVED:
+        raise _unexpected(text, words[at])
+    return Var(words[at]), at + 1
 
 
-def _rule(text: str, node: ast.expr) -> Rule:
-    if isinstance(node, ast.Name):
-        return Var(node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return ~_rule(text, node.operand)
-    if isinstance(node, ast.BinOp) and (sign := _SIGNS.get(cast("Any", type(node.op)))):
-        left, right = _rule(text, node.left), _rule(text, node.right)
-        return left & right if sign == "&" else left | right if sign == "|" else left >> right
-    word = _WORDS.get(cast("Any", type(getattr(node, "op", None))))
-    hint = f"{word} instead of the word" if word else f"names, &, |, ~, >> and parentheses, not {ast.unparse(node)}"
-    raise OptionError("parse", "text", text, hint)
+def _unexpected(text: str, word: str) -> OptionError:
+    if word in _WORDS:
+        return OptionError("parse", "text", text, f"{_WORDS[word]} instead of the word {word}")
+    there = f"and not {word}" if word else "up to its end"
+    return OptionError("parse", "text", text, f"names, &, |, ~, >> and pairs of parentheses, {there}")
 
 
 def named_rules(function: str, rules: Any) -> dict[str, Any]:

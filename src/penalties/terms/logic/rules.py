@@ -1,11 +1,15 @@
 """Rules: statements about named variables, written with `&`, `|`, `~` and `>>`."""
 
+import keyword
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
-__all__ = ["Connectives", "Rule", "Var"]
+__all__ = ["RESERVED", "Connectives", "Joined", "Negated", "Rule", "Var"]
+
+RESERVED: Final = tuple(keyword.kwlist)
+"""Words of Python, which cannot be names."""
 
 T = TypeVar("T")
 
@@ -43,19 +47,19 @@ class Rule(ABC):
 
     def __and__(self, other: "Rule") -> "Rule":
         """Both hold."""
-        return _Joined("&", self, other) if isinstance(cast("Any", other), Rule) else NotImplemented
+        return Joined("&", self, other) if isinstance(cast("Any", other), Rule) else NotImplemented
 
     def __or__(self, other: "Rule") -> "Rule":
         """At least one holds."""
-        return _Joined("|", self, other) if isinstance(cast("Any", other), Rule) else NotImplemented
+        return Joined("|", self, other) if isinstance(cast("Any", other), Rule) else NotImplemented
 
     def __rshift__(self, other: "Rule") -> "Rule":
         """If this holds, so does the other."""
-        return _Joined(">>", self, other) if isinstance(cast("Any", other), Rule) else NotImplemented
+        return Joined(">>", self, other) if isinstance(cast("Any", other), Rule) else NotImplemented
 
     def __invert__(self) -> "Rule":
         """It does not hold."""
-        return _Negated(self)
+        return Negated(self)
 
     def __bool__(self) -> bool:
         """Nothing that Python could know: `and`, `or`, `not` and `if` would silently drop half of a rule."""
@@ -75,7 +79,7 @@ class Var(Rule):
 
     def __post_init__(self) -> None:
         """Check the name: it has to be one that a rule in a string can have, too."""
-        if not isinstance(cast("Any", self.name), str) or not self.name.isidentifier():
+        if not isinstance(cast("Any", self.name), str) or not self.name.isidentifier() or self.name in RESERVED:
             raise TypeError(f'Var: name={self.name!r}; expected an identifier, such as "rain"')
 
     def evaluate(self, values: Mapping[str, T], connectives: Connectives[T]) -> T:
@@ -93,27 +97,35 @@ class Var(Rule):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Negated(Rule):
+class Negated(Rule):
+    """What another rule is not."""
+
     inner: Rule
 
     def evaluate(self, values: Mapping[str, T], connectives: Connectives[T]) -> T:
+        """The opposite."""
         return connectives.negation(self.inner.evaluate(values, connectives))
 
     @property
     def variables(self) -> tuple[str, ...]:
+        """Those of the other rule."""
         return self.inner.variables
 
     def __repr__(self) -> str:
+        """As in Python."""
         return f"~{_enclosed(self.inner)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Joined(Rule):
+class Joined(Rule):
+    """Two rules with a sign between them: `&`, `|` or `>>`."""
+
     sign: str
     left: Rule
     right: Rule
 
     def evaluate(self, values: Mapping[str, T], connectives: Connectives[T]) -> T:
+        """What the sign makes of both."""
         left, right = self.left.evaluate(values, connectives), self.right.evaluate(values, connectives)
         if self.sign == "&":
             return connectives.both(left, right)
@@ -121,11 +133,13 @@ class _Joined(Rule):
 
     @property
     def variables(self) -> tuple[str, ...]:
+        """Those of both."""
         return tuple(dict.fromkeys((*self.left.variables, *self.right.variables)))
 
     def __repr__(self) -> str:
+        """As in Python, with every parenthesis."""
         return f"{_enclosed(self.left)} {self.sign} {_enclosed(self.right)}"
 
 
 def _enclosed(rule: Rule) -> str:
-    return f"({rule})" if isinstance(rule, _Joined) else str(rule)
+    return f"({rule})" if isinstance(rule, Joined) else str(rule)

@@ -73,7 +73,7 @@ def soft_rules(
     crisp = {key: t.log_true > t.log_false if norm == "product" else t.probability > 0.5 for key, t in truths.items()}
     losses: Any = 0.0
     together: Any = True
-    metrics = dict[str, Any]()
+    metrics: dict[str, Any] = {}
     for key, rule in named.items():
         value, truth = _of_rule(ops, rule, truths, norm, loss)
         holds = rule.evaluate(crisp, CRISP)
