@@ -58,14 +58,13 @@ def semantic_loss(
     truth = truth_of(name, ops, hide(ops, ops.upcast(name, p), mask), logits=logits)
     low: Any
     high: Any
+    outside: Any = None
     if counted:
         if at_least is not None or at_most is not None:
             raise OptionError(name, "exactly", "an array", "None, with at_least or at_most")
-        low = high = _counts(ops, exactly, rows, size, mask)
-        found = ops.take_along(log_counts(ops, truth, size), ops.where((low < 0) | (low > size), 0, low)[..., None])
-        log_p = found[..., 0]
-        if not ops.at_hand(low):
-            log_p = log_p * ops.cast(ops.where((low < 0) | (low > size), math.nan, 1.0), log_p)
+        low, outside = _counts(ops, exactly, rows, size, mask)
+        high = low
+        log_p = ops.take_along(log_counts(ops, truth, size), low[..., None])[..., 0]
     else:
         low, high = _range(exactly, at_least, at_most, size)
         log_p = log_between(ops, truth, low, high)
@@ -73,7 +72,8 @@ def semantic_loss(
     least = ops.sum(ops.cast(~truth.refutable, log_p), -1)
     # Rounding may leave a logarithm just above 0; the gradient is right all the same.
     log_p = log_p - ops.clip(ops.stop_gradient(log_p), 0.0, None)
-    losses = hide(ops, ops.where((most >= low) & (least <= high), -log_p, math.inf), mask)
+    losses = ops.where((most >= low) & (least <= high), -log_p, math.inf)
+    losses = hide(ops, losses if outside is None else ops.where(outside, math.nan, losses), mask)
     held = ops.sum(ops.cast(truth.log_true > truth.log_false, log_p), -1)
     metrics = {
         "probability": mean_of(ops, ops.exp(-losses), mask),
@@ -100,8 +100,8 @@ def _range(exactly: Any, at_least: Any, at_most: Any, size: int) -> tuple[int, i
     return low, high
 
 
-def _counts(ops: Backend, exactly: Any, rows: tuple[int, ...], size: int, mask: Any) -> Any:
-    """A count for each row: whole numbers; what is none raises where values can be looked at."""
+def _counts(ops: Backend, exactly: Any, rows: tuple[int, ...], size: int, mask: Any) -> tuple[Any, Any]:
+    """A count for each row, and which rows have one that cannot be. That raises where values can be looked at."""
     name = "semantic_loss"
     counts = ops.indices(name, "exactly", exactly)
     if tuple(counts.shape) != rows:
@@ -112,4 +112,4 @@ def _counts(ops: Backend, exactly: Any, rows: tuple[int, ...], size: int, mask: 
     if ops.at_hand(counts) and bool(wrong.any()):
         given = ops.read([counts[wrong][0]])[0]
         raise OptionError(name, "exactly", given, f"a whole number from 0 to {size}, as p has variables")
-    return counts
+    return ops.where(wrong, 0, counts), wrong
