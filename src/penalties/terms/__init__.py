@@ -1,6 +1,6 @@
 """Ready-made terms, each of which needs a library of its own. Importing them loads none of these libraries.
 
-Every module has functions for `Term`, by themselves or by a dotted path: `"penalties.terms.fairness:demographic_parity"`.
+Every module has functions for `Term`, by themselves or by a path: `"penalties.terms.fairness:demographic_parity"`.
 """
 
 __all__: list[str] = []
