@@ -3,4 +3,6 @@
 Every module has functions for `Term`, by themselves or by a path: `"penalties.terms.fairness:demographic_parity"`.
 """
 
-__all__: list[str] = []
+from . import topology
+
+__all__ = ["topology"]
