@@ -21,7 +21,9 @@ def alpha(points: Floats, dimensions: Sequence[int]) -> Persistence:
     dimension = np.array([len(born) - 1 for born, _ in pairs], np.intp)
     births = _spheres(tree, points, [born for born, _ in pairs])
     deaths = _spheres(tree, points, [died for _, died in pairs])
-    kept = in_order(dimension, births.radius, deaths.radius)
+    # Radii that are equal may differ by rounding, where many points lie on one sphere.
+    last = np.where(deaths.radius - births.radius > 1e-9 * deaths.radius, deaths.radius, births.radius)
+    kept = in_order(dimension, births.radius, np.where(np.isinf(deaths.radius), np.inf, last))
 
     def pull(born: Floats, died: Floats) -> Floats:
         gradient = np.zeros_like(points)
@@ -80,7 +82,7 @@ def _spheres(tree: Any, points: Floats, simplices: Sequence[Sequence[int]]) -> _
         return spheres
     realising = list(simplices)
     for row in np.flatnonzero(~own).tolist():
-        together = [simplex for simplex, square in tree.get_cofaces(list(simplices[row]), 0) if square == squares[row]]
-        radii = _Spheres(points, together).radius
-        realising[row] = together[int(np.abs(radii**2 - squares[row]).argmin())]
+        larger = [simplex for simplex, _ in tree.get_cofaces(list(simplices[row]), 0)]
+        radii = _Spheres(points, larger).radius
+        realising[row] = larger[int(np.abs(radii**2 - squares[row]).argmin())]
     return _Spheres(points, realising)

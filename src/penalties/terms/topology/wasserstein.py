@@ -101,6 +101,6 @@ def _checked(filtering: Filtering, reference: Any) -> Floats:
         raise NonFiniteError("nan" if nan else "inf", message)
     if (target[:, 1] < target[:, 0]).any():
         side = "above" if filtering.sign > 0 else "below"
-        expected = f"a reference whose deaths are {side} births, as {_NAME} reads it; one is on the other side"
+        expected = f"a reference whose deaths are {side} their births"
         raise OptionError(_NAME, "filtration", filtering.filtration, expected)
     return target
