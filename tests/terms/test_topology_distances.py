@@ -1,4 +1,4 @@
-"""Wasserstein distances between diagrams, against Gudhi with POT; target Betti numbers by their formula."""
+"""Wasserstein distances between diagrams, against Gudhi with POT."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import penalties as pn
 from penalties.terms import topology
 from penalties.terms.topology.distance import distance
-from tests.terms.topologies import circle, cloud, field, lives
+from tests.terms.topologies import circle, field
 
 POWERS = [(1.0, math.inf), (2.0, 2.0), (1.0, 1.0), (3.0, 2.0), (2.0, math.inf), (1.5, 3.0)]
 
@@ -140,42 +140,3 @@ def test_a_cloud_learns_the_diagram_of_another():
     for _ in range(150):
         x = x - 0.05 * topology.wasserstein(x, target).gradient["x"]
     assert topology.wasserstein(x, target).value < 0.1 < 0.5 < before
-
-
-@pytest.mark.parametrize("power", [1, 2])
-def test_target_betti_is_its_formula(power: int):
-    x = cloud(30)
-    pieces, loops = lives(x, 0), lives(x, 1)
-    size = float(loops[0] * 1.5)
-    # One of the three pieces never dies.
-    expected = (np.maximum(size - pieces[:2], 0) ** power).sum() + (pieces[2:] ** power).sum()
-    expected += ((size - loops[:2]) ** power).sum() + (loops[2:] ** power).sum()
-    evaluation = topology.target_betti(x, betti={0: 3, 1: 2}, size=size, power=power)
-    assert evaluation.value == pytest.approx(expected)
-
-
-def test_a_feature_that_is_missing_counts_its_whole_size_and_pulls_nothing():
-    two = np.array([[0.0, 0.0], [1.0, 0.0]])
-    evaluation = topology.target_betti(two, betti={1: 2}, size=1.5)
-    assert evaluation.value == 3
-    assert not evaluation.gradient["x"].any()
-
-
-def test_features_that_never_die_are_as_long_as_one_wants():
-    stopped = topology.target_betti(circle(), betti={1: 1}, size=50.0, max_edge_length=1.0)
-    assert stopped.value == 0
-    assert stopped.metrics["betti_1"] == 1
-    assert topology.target_betti(circle(), betti={1: 1}, size=50.0).value > 40
-
-
-def test_the_count_is_of_features_longer_than_half_the_size():
-    x = circle()
-    assert topology.target_betti(x, betti={1: 1}, size=2.0).metrics["betti_1"] == 1
-    assert topology.target_betti(x, betti={1: 1}, size=4.0).metrics["betti_1"] == 0
-    assert topology.target_betti(x, betti={1: 1}, size=4.0, visible=1.0).metrics["betti_1"] == 1
-
-
-def test_dimensions_may_be_strings_as_in_a_config():
-    x = circle()
-    by_strings = topology.target_betti(x, betti={"0": 1, "1": 1})
-    assert by_strings.value == topology.target_betti(x, betti={0: 1, 1: 1}).value
