@@ -6,8 +6,8 @@ or in a process, and has no second derivatives. `pip install "penalties[topology
 """
 
 from .betti import target_betti
-from .diagram import diagram
+from .diagrams import diagram
+from .reference import wasserstein
 from .total import total_persistence
-from .wasserstein import wasserstein
 
 __all__ = ["diagram", "target_betti", "total_persistence", "wasserstein"]
