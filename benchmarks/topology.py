@@ -31,7 +31,7 @@ def run(scale: float) -> list[Row]:
         rows.append(_row(f"rips, normal in {count} dimensions", blob, _ripser(blob), seconds, most=MOST))
     blob = rng.normal(size=(POINTS, 2))
     rows.append(_row("the same in 2, Gudhi by a simplex tree", blob, _collapsed(blob), seconds, most=MOST))
-    # The loop of a ring is the worst case of cohomology: it lives through most of the filtration.
+    # A loop that lives through most of the filtration is the worst case of cohomology: no limit.
     rows.append(_row("rips, a noisy ring", ring, _ripser(ring), seconds))
     short = {"max_edge_length": 0.8}
     rows.append(_row("rips, the ring, edges to 0.8", ring, _ripser(ring, 0.8), seconds, most=MOST, **short))

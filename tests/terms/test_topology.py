@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.spatial.distance import cdist
+from scipy.spatial.distance import cdist, pdist, squareform
 
 from penalties.terms import topology
+from penalties.terms.topology.stopping import last_birth
 from tests.terms.topologies import FILTRATIONS, circle, cloud, field, lives, of
 
 CLOUDS = ("rips", "alpha")
@@ -74,6 +75,22 @@ def test_levels_have_the_diagrams_of_the_whole_complex(shape: tuple[int, ...], f
         found = topology.diagram(x, filtration="superlevel" if falling else "sublevel", dimension=dimension)
         expected = rows(cells.persistence_intervals_in_dimension(dimension))
         np.testing.assert_array_equal(rows(sign * np.asarray(found)), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_loop_is_born_after_the_longest_edge_without_a_nearer_third_point(seed: int):
+    points = [cloud(40, 2, seed), circle(60, seed), cloud(50, 8, seed), circle(9, seed)][seed]
+    ranks = squareform(np.argsort(np.argsort(pdist(points))).astype(np.uint32) + 1, force="tomatrix")
+    pairs = np.transpose(np.triu_indices(len(points), 1))
+    alone = [ranks[a, b] for a, b in pairs if not (np.maximum(ranks[a], ranks[b]) < ranks[a, b]).any()]
+    assert last_birth(ranks) == max(alone)
+    np.testing.assert_allclose(rows(topology.diagram(points)), by_simplices(points, 1))
+
+
+@pytest.mark.parametrize("noise", [0, 0.1])
+def test_a_loop_that_outlives_the_early_stops_is_complete(noise: float):
+    points = circle(80, noise=noise)
+    np.testing.assert_allclose(rows(topology.diagram(points)), by_simplices(points, 1))
 
 
 def test_superlevels_are_born_above_where_they_die():

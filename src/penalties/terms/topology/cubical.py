@@ -16,7 +16,7 @@ def cubical(field: Floats, dimensions: Sequence[int]) -> Persistence:
     it was: that is faster than having it name the cells (27 ms instead of 360 at 512 × 512).
     """
     values: Floats = field.ravel()
-    cells: Indices = np.argsort(values, kind="stable")
+    cells: Indices = np.argsort(values)
     ranks = np.empty(len(cells))
     ranks[cells] = np.arange(len(cells))
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...errors import NonFiniteError
 from .persistence import NEVER, Floats, Indices, Persistence, gudhi, in_order, scipy
+from .stopping import Ranks, last_birth
 
 __all__ = ["rips"]
 
@@ -20,16 +21,13 @@ def rips(function: str, points: Floats, dimensions: Sequence[int], max_edge_leng
     lengths: Floats = scipy("spatial.distance").pdist(points)
     if not np.isfinite(lengths).all():
         raise NonFiniteError.of(np.inf, f"{function}: distances between points of x overflow; scale it down")
-    edges: Indices = np.argsort(lengths, kind="stable")
-    ranks = np.empty(len(edges))
+    edges: Indices = np.argsort(lengths)
+    ranks = np.empty(len(edges), np.uint32)
     ranks[edges] = np.arange(1, len(edges) + 1)
-    last = np.searchsorted(lengths[edges], max_edge_length, side="right")
+    last = int(np.searchsorted(lengths[edges], max_edge_length, side="right"))
 
-    transform = gudhi("gudhi.sklearn").RipsPersistence(
-        list(dimensions), threshold=float(last), input_type="full distance matrix", homology_coeff_field=2
-    )
-    (diagrams,) = transform.fit_transform([scipy("spatial.distance").squareform(ranks, force="tomatrix")])
-    found = np.concatenate([np.asarray(diagram).reshape(-1, 2) for diagram in diagrams])
+    diagrams = _diagrams(scipy("spatial.distance").squareform(ranks, force="tomatrix"), dimensions, last)
+    found = np.concatenate(diagrams)
     dimension = np.repeat(np.asarray(dimensions, np.intp), [len(diagram) for diagram in diagrams])
 
     # A point is there from the start: rank 0.
@@ -37,8 +35,7 @@ def rips(function: str, points: Floats, dimensions: Sequence[int], max_edge_leng
     ends = np.where(np.isfinite(found), found, 0).astype(np.intp)
     birth, death = padded[ends[:, 0]], np.where(np.isfinite(found[:, 1]), padded[ends[:, 1]], np.inf)
     kept = in_order(dimension, birth, death)
-    ends = ends[kept]
-    realised = np.concatenate([np.array([NEVER], np.intp), edges])[ends]
+    realised = np.concatenate([np.array([NEVER], np.intp), edges])[ends[kept]]
 
     def pull(births: Floats, deaths: Floats) -> Floats:
         gradient = np.zeros_like(points)
@@ -54,6 +51,32 @@ def rips(function: str, points: Floats, dimensions: Sequence[int], max_edge_leng
         return gradient
 
     return Persistence(dimension[kept], birth[kept], death[kept], pull)
+
+
+def _diagrams(ranks: Ranks, dimensions: Sequence[int], last: int) -> list[Floats]:
+    """The diagrams of ranks up to the last one that counts."""
+    full = ranks.astype(np.float64)
+
+    def up_to(rank: float) -> list[Floats]:
+        transform = gudhi("gudhi.sklearn").RipsPersistence(
+            list(dimensions), threshold=rank, input_type="full distance matrix", homology_coeff_field=2
+        )
+        (diagrams,) = transform.fit_transform([full])
+        return [np.asarray(diagram).reshape(-1, 2) for diagram in diagrams]
+
+    # Where an edge joins a point with all others, the rest of the filtration is a cone.
+    end = int(ranks.max(1).min())
+    if max(dimensions) == 1 and end < last:
+        # Most of the time goes into long edges, after the last loop died. No loop is born after `last_birth`: if none
+        # is alive at a later edge, that is the end. It takes 2 to 8 ms for 500 points, and saves a third to a half.
+        # A third of the edges is more than most clouds need.
+        stop = max(last_birth(ranks), len(ranks) ** 2 // 6)
+        while stop < end:
+            diagrams = up_to(float(stop))
+            if np.isfinite(diagrams[-1]).all():
+                return diagrams
+            stop = stop * 3 // 2
+    return up_to(float(last))
 
 
 def _ends(edges: Indices, count: int) -> tuple[Indices, Indices]:
