@@ -36,6 +36,12 @@ class TestHeadline:
         found = analysed(recorded(*removed(("kl.weight=1", WORSE), ("kl.weight=2", BETTER))))
         assert headline(found) == 'kl.weight=1 ended higher than "all"; kl.weight=2 ended lower than "all".'
 
+    def test_variants_of_several_values_are_in_quotes(self) -> None:
+        made = removed(("a=1, b=1", WORSE), ("a=1, b=2", WORSE), ("a=2", SAME))
+        assert headline(analysed(recorded(*made))) == (
+            '"a=1, b=1" and "a=1, b=2" ended higher than "all"; no effect of a=2 was shown.'
+        )
+
     def test_with_another_baseline_no_term_is_judged(self) -> None:
         found = analysed(
             recorded(*removed(("without kl", WORSE), ("without l1", BETTER)), baseline="without kl", **WITHOUT)

@@ -78,7 +78,7 @@ def test_keys_zoom_around_the_cursor(driver: Browser, pages):
         tab.press("+")
         settle(tab)
         tab.press("Home")
-        assert int(tip(tab)["where"].removeprefix("step ")) == 29
+        assert int(tip(tab)["where"].removeprefix("step ")) == 30
         tab.press("-")
         settle(tab)
         assert tab.run("document.querySelector('.back').hidden") is True
@@ -283,7 +283,7 @@ def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_pat
     text = pages["small"].read_text()
     figures = "".join(
         f'<figure class="chart {chart.size}" data-group="A"><figcaption><strong>{chart.title}</strong></figcaption>'
-        '<details class="menu"><summary>…</summary></details><div class="plot"></div>'
+        '<details class="menu"><summary>…</summary></details><div class="plot"></div><p class="where"></p>'
         f'<script type="application/json">{chart.data}</script></figure>'
         for chart in charts
     )

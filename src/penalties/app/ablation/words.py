@@ -44,7 +44,9 @@ def _claim(found: Ablation, row: Row) -> tuple[str, str]:
     if row.removed is not None and found.baseline == ALL:
         return ("" if not row.effect.claimed else "helped" if higher else "cost"), row.removed
     ended = "higher" if higher else "lower"
-    return (f'ended {ended} than "{found.baseline}"' if row.effect.claimed else ""), row.variant
+    # One that sets several values has commas in its name, and would read as several.
+    name = f'"{row.variant}"' if "," in row.variant else row.variant
+    return (f'ended {ended} than "{found.baseline}"' if row.effect.claimed else ""), name
 
 
 def sentences(found: Ablation) -> list[str]:

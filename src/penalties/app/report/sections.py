@@ -35,8 +35,8 @@ class Section:
         if not there:
             return
         if all(constant(line.series) for line in there):
-            values = ", ".join(f"{line.name} {shown(float(line.series.values[0]))}" for line in there)
-            same = shown(float(there[0].series.values[0])) if len(there) == 1 else values
+            values = ", ".join(f"{line.name} {_first(line)}" for line in there)
+            same = _first(there[0]) if len(there) == 1 else values
             self.constants.append(f"{title}: {same}{_always(there[0].series)}")
         else:
             self.charts.append(chart)
@@ -46,6 +46,10 @@ def constant(series: Series) -> bool:
     """Whether a series has the same finite number in every step, and more than one of them."""
     values = series.values
     return len(values) > 1 and bool(np.isfinite(values[0])) and bool((values == values[0]).all())
+
+
+def _first(line: Line) -> str:
+    return shown(line.times * float(line.series.values[0]))
 
 
 def _always(series: Series) -> str:

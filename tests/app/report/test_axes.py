@@ -1,0 +1,62 @@
+"""The labels of axes in a browser: as many digits as tell one from the next."""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+
+from penalties.app.report import make
+
+from .browser import DESKTOP, Browser, assert_quiet, in_browser, plot, written
+from .synthetic import Part, write_run
+from .test_cursor import as_number, number_of
+
+pytestmark = in_browser
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run whose numbers hardly change."""
+    folder = tmp_path_factory.mktemp("narrow")
+    base = Part(lambda step: 2 + 1e-4 * math.sin(step), lambda step: 1.0)
+    write_run(folder, steps=50, base=base, parts={"kl": Part(lambda step: 161.1 + step / 1000)})
+    make([folder]).save(folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize(("title", "low", "high"), [("Base loss", 1.9999, 2.0001), ("kl", 16.11, 161.15)])
+def test_labels_are_the_numbers_where_they_stand(driver: Browser, narrow: Path, title: str, low: float, high: float):
+    tab = driver.open(narrow, DESKTOP)
+    try:
+        number = number_of(tab, title)
+        _, _, width, _ = plot(tab, number)
+        texts = written(tab, number)
+        steps = [one for one in texts if one["text"].isdigit() and int(one["text"]) <= 50 and len(one["text"]) <= 2]
+        sides = [one for one in texts if one not in steps or one["text"] == "2"]
+        labels = [one["text"] for one in sides]
+        assert len(labels) > 4
+        assert len(set(labels)) == len(labels)
+        assert all(0.99 * low <= as_number(one) <= 1.01 * high for one in labels)
+        # Each is as far from the next as it says.
+        for of in ("left", "right"):
+            ends = {one["text"]: one for one in sides if (one["left"] < width / 2) == (of == "left")}
+            places = sorted((as_number(text), one["bottom"]) for text, one in ends.items())
+            ratios = [(b[0] - a[0]) / (a[1] - b[1]) for a, b in itertools.pairwise(places)]
+            assert not ratios or max(ratios) == pytest.approx(min(ratios), rel=0.2)
+        assert all(one["left"] >= 0 for one in texts), "nothing is cut off"
+        assert_quiet(tab, narrow)
+    finally:
+        tab.close()
+
+
+def test_the_axis_of_a_log_that_starts_at_step_0_starts_there(driver: Browser, tmp_path: Path):
+    write_run(tmp_path, steps=4, base=Part(lambda step: 4.0 - step))
+    make([tmp_path]).save(tmp_path / "report.html")
+    tab = driver.open(tmp_path / "report.html", DESKTOP)
+    try:
+        plot(tab, 0)
+        steps = {one["text"] for one in written(tab, 0) if one["top"] > 300}
+        assert steps == {"0", "1", "2", "3"}
+    finally:
+        tab.close()
