@@ -10,6 +10,7 @@ from penalties.app.report import make
 
 from .browser import DESKTOP, Browser, assert_quiet, in_browser, plot, written
 from .synthetic import Part, write_run
+from .test_charts_in_browser import choose
 from .test_cursor import as_number, number_of
 
 pytestmark = in_browser
@@ -58,5 +59,38 @@ def test_the_axis_of_a_log_that_starts_at_step_0_starts_there(driver: Browser, t
         plot(tab, 0)
         steps = {one["text"] for one in written(tab, 0) if one["top"] > 300}
         assert steps == {"0", "1", "2", "3"}
+    finally:
+        tab.close()
+
+
+@pytest.mark.parametrize("low", [1.089e-2, 1.089e-5, 0.1089, 1.3, 7e4])
+def test_a_log_axis_has_round_numbers_wherever_it_starts(driver: Browser, tmp_path: Path, low: float):
+    """Nine tenths of the smallest number is just under a power of ten, from which counting upwards may miss it."""
+    base = Part(lambda step: 2.0 - step / 50, lambda step: 1.0, lambda step: low * (1 + step / 10))
+    write_run(tmp_path, steps=50, base=base, parts={"kl": Part(lambda step: 1.0 + step, norm=lambda step: 10 * low)})
+    make([tmp_path]).save(tmp_path / "report.html")
+    tab = driver.open(tmp_path / "report.html", DESKTOP)
+    try:
+        number = number_of(tab, "Gradient norms")
+        plot(tab, number)
+        labels = [one["text"].replace("\u2212", "-") for one in written(tab, number) if one["right"] < 55]
+        assert len(labels) >= 2
+        assert {f"{float(label):.6e}"[:8] for label in labels} <= {"1.000000", "2.000000", "5.000000"}
+        assert_quiet(tab, tmp_path / "report.html")
+    finally:
+        tab.close()
+
+
+def test_an_asinh_axis_has_round_numbers_on_both_sides_of_0(driver: Browser, tmp_path: Path):
+    base = Part(lambda step: 3.3e-3 * (step - 20), lambda step: 1.0)
+    write_run(tmp_path, steps=50, base=base)
+    make([tmp_path]).save(tmp_path / "report.html")
+    tab = driver.open(tmp_path / "report.html", DESKTOP)
+    try:
+        plot(tab)
+        choose(tab, "asinh")
+        labels = {one["text"] for one in written(tab) if one["right"] < 55}
+        assert {"0", "0.02", "−0.02"} <= labels
+        assert_quiet(tab, tmp_path / "report.html")
     finally:
         tab.close()

@@ -31,7 +31,7 @@ class Scatter extends Points {
           y: { range: () => ends((spot) => spot.y, "linear") },
         },
         axes: [
-          this.axis({ ...this.words(x), size: 44, space: 70, ...(log ? { grid: DECADES } : {}) }),
+          this.axis({ ...this.words(x), size: 44, space: 70, ...(log ? { grid: DECADES, splits: SPLITS.log } : {}) }),
           this.axis({ ...this.words(y), size: (_, said) => room(72, said) }),
         ],
         series: [{}, ...paths.map(({ of, ...series }) => series)],
