@@ -12,7 +12,8 @@ from penalties.app import report
 from penalties.app.report.charts.points import Dots, Spot, dots, scatter
 from penalties.app.report.page import compose
 
-from .browser import DESKTOP, Browser, Tab, assert_quiet, in_browser, inked, plot, press_button, tip
+from .browser import DESKTOP, Browser, Tab, assert_quiet, in_browser, inked, plot, press_button, tip, written
+from .synthetic import write_run
 from .test_cursor import as_number, log_of, number_of
 from .test_page import long_run
 
@@ -271,6 +272,36 @@ def test_paper_is_light_and_has_everything(driver: Browser, pages):
         assert_quiet(tab, pages["small"])
     finally:
         tab.close()
+
+
+@pytest.mark.parametrize("name", ["small", "everything", "compared", "names"])
+def test_tables_fit_on_paper(driver: Browser, pages, name):
+    tab = driver.open(pages[name], 680)
+    try:
+        tab.run("document.querySelectorAll('details:not(.menu)').forEach((one) => (one.open = true))")
+        tab.call("Emulation.setEmulatedMedia", media="print")
+        settle(tab)
+        cut = tab.run(
+            "[...document.querySelectorAll('.table:not(:has(.cosines)), pre')].filter((one) => one.offsetParent)"
+            ".filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent.slice(0, 40))"
+        )
+        assert cut == []
+        assert tab.run("getComputedStyle(document.querySelector('.table')).overflowX") == "visible"
+    finally:
+        tab.close()
+
+
+def test_letters_that_would_stand_far_from_their_lines_are_left_out(driver: Browser, tmp_path):
+    for count, there in ((3, True), (12, False)):
+        folders = [write_run(tmp_path / f"{count}-{run}", steps=9) for run in range(count)]
+        page = tmp_path / f"{count}.html"
+        report.make(folders).save(page)
+        tab = driver.open(page, DESKTOP)
+        try:
+            plot(tab)
+            assert any(one["text"] == "A" for one in written(tab)) is there
+        finally:
+            tab.close()
 
 
 def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_path):
