@@ -22,6 +22,7 @@ class Lines extends Figure {
       line.output = line.button?.querySelector("output");
       line.button?.addEventListener("click", () => this.toggle(line));
     }
+    Lines.prepare(this);
     this.press();
     if (this.small) return;
     this.plot.addEventListener("keydown", (event) => this.key(event));
@@ -31,6 +32,9 @@ class Lines extends Figure {
       this.rebuild();
     });
   }
+
+  // Called with each chart that is made.
+  static prepare() {}
 
   shown(line) {
     return line.on && !(line.letter && this.group.off.has(line.letter));
