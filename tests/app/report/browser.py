@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 __all__ = [
+    "CHROMIUM",
     "DESKTOP",
     "PHONE",
     "Browser",
