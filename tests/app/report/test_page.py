@@ -388,6 +388,8 @@ def test_a_legend_shows_how_a_line_is_drawn(tmp_path):
     assert "t1 line" in classes
     assert "t1 dashed" in classes
     assert "t0 behind" in classes
+    # That of the total beside that of the base loss, which is grey.
+    assert "total line" in classes
 
 
 def test_cosines_of_pairs_that_were_not_measured_are_left_open(tmp_path):

@@ -162,7 +162,7 @@ def _gradient(run: RunLog, css: Mapping[str, str], columns: Columns) -> Section:
         note = "of the sum of the norms of the weighted gradients; choose terms to leave others out"
         found.charts.append(shares("Shares of the gradient", drawn, note=note))
     # The total first, so that a term of almost the same size is drawn over it.
-    drawn = [Line("total", "total", columns, run.grad_norm, look="behind", smooth=True)] if len(run.grad_norm) else []
+    drawn = [Line("total", "total", columns, run.grad_norm, smooth=True)] if len(run.grad_norm) else []
     drawn += [Line(name, css[name], columns, series, smooth=True) for name, series in pulls.items()]
     if drawn:
         note = f"norm of each weighted gradient, and of their sum{_rarely(run, [line.series for line in drawn])}"
