@@ -1,17 +1,23 @@
 """The labels of axes in a browser: as many digits as tell one from the next."""
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from penalties.app import report
 from penalties.app.report import make
+from penalties.app.report.page import compose
+from penalties.app.report.runlog import Series
 
 from .browser import DESKTOP, Browser, assert_quiet, in_browser, plot, written
 from .synthetic import Part, write_run
-from .test_charts_in_browser import choose
+from .test_charts_in_browser import choose, settle
 from .test_cursor import as_number, number_of
+from .test_page import long_run
 
 pytestmark = in_browser
 
@@ -92,5 +98,34 @@ def test_an_asinh_axis_has_round_numbers_on_both_sides_of_0(driver: Browser, tmp
         labels = {one["text"] for one in written(tab) if one["right"] < 55}
         assert {"0", "0.02", "−0.02"} <= labels
         assert_quiet(tab, tmp_path / "report.html")
+    finally:
+        tab.close()
+
+
+def test_times_are_those_of_a_clock_and_differ_however_near_they_are(driver: Browser, tmp_path: Path):
+    log = long_run(1000, terms=1)
+    log = dataclasses.replace(log, seconds=Series(log.steps, np.full(1000, 7.2)))
+    page = tmp_path / "report.html"
+    report.Report(compose([log], ["run"]).html, {}, None).save(page)
+    tab = driver.open(page, DESKTOP)
+    try:
+        plot(tab)
+        tab.run("document.querySelector('.controls input[value=seconds]').click()")
+        settle(tab)
+
+        def times() -> list[str]:
+            return [one["text"].replace("\u00a0", " ") for one in written(tab) if one["top"] > 300]
+
+        assert {"0 s", "1 h 0 min"} <= set(times())
+        tab.run("document.querySelector('.plot').focus()")
+        tab.press("End")
+        for _ in range(5):
+            tab.press("+")
+        settle(tab)
+        near = times()
+        assert len(near) > 3
+        assert len(set(near)) == len(near)
+        assert all(one.startswith("1:5") or one == "2:00:00" for one in near)
+        assert_quiet(tab, page)
     finally:
         tab.close()

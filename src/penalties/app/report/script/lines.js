@@ -131,7 +131,7 @@ class Lines extends Figure {
     const y = { size: (_, said) => room(54, said), gap: 4, splits: SPLITS[this.scale], ...(this.scale === "log" ? { grid: DECADES } : {}), values: words };
     const axis = AXES[this.group.axis()];
     const x = { size: 28, gap: 4, space: 70, values: (_, splits) => labels(splits, axis.tick) };
-    if (this.group.axis() === "step") x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8];
+    if (GAPS[this.group.axis()]) x.incrs = GAPS[this.group.axis()];
     return {
       padding: this.small ? [2, 2, 2, 2] : [12, lettered ? 16 : right ? 0 : 10, 0, 0],
       scales: { x: { time: false, range: () => this.group.range() }, y: this.limited("y"), y2: this.limited("y2") },

@@ -29,6 +29,7 @@ function percent(share) {
 }
 
 function seconds(time, digits = 3) {
+  if (time === 0) return `0${SPACE}s`;
   if (time < 1e-3) return `${shown(time * 1e6, digits)}${SPACE}µs`;
   if (time < 1) return `${shown(time * 1e3, digits)}${SPACE}ms`;
   if (time < 60) return `${shown(time, digits)}${SPACE}s`;
@@ -36,6 +37,15 @@ function seconds(time, digits = 3) {
   const minutes = Math.floor(whole / 60);
   if (minutes < 60) return `${minutes}${SPACE}min ${whole % 60}${SPACE}s`;
   return `${Math.floor(minutes / 60)}${SPACE}h ${minutes % 60}${SPACE}min`;
+}
+
+// A time on an axis whose ticks are so many seconds apart.
+function clock(time, digits, gap) {
+  if (time < 60) return seconds(time, digits);
+  if (gap < 1) return `${shown(time, digits)}${SPACE}s`;
+  if (gap >= 60 || time < 3600) return seconds(time);
+  const parts = [Math.floor(time / 60) % 60, Math.round(time) % 60].map((one) => String(one).padStart(2, "0"));
+  return `${Math.floor(time / 3600)}:${parts.join(":")}`;
 }
 
 function bytes(size, digits = 3) {
@@ -58,7 +68,7 @@ function labels(splits, say) {
   const gap = Math.min(...there.slice(1).map((one, place) => Math.abs(one - there[place])));
   let digits = 3;
   while (digits < 9 && there.some((one) => Math.abs(Number(one.toPrecision(digits)) - one) > 0.01 * gap)) digits += 1;
-  return splits.map((one) => (one === null ? "" : say(one, digits)));
+  return splits.map((one) => (one === null ? "" : say(one, digits, gap)));
 }
 
 // The room for labels beside a chart, in pixels.
@@ -73,5 +83,16 @@ const AXES = {
     tick: (value, digits) => (value < 1e4 ? thousands(value) : value < 1e6 ? `${shown(value / 1e3, digits)}${SPACE}k` : `${shown(value / 1e6, digits)}${SPACE}M`),
     said: (value) => `${thousands(value)} tokens`,
   },
-  seconds: { tick: seconds, said: seconds },
+  seconds: { tick: clock, said: (value) => seconds(value) },
 };
+
+// What ticks may be apart: whole steps, and times that a clock shows as whole.
+const GAPS = {
+  step: [1, 2, 5].flatMap((digit) => powers(digit, 0, 8)),
+  seconds: [...[1, 2, 5].flatMap((digit) => powers(digit, -6, -1)), 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 5, 10, 20, 50, 100].map((days) => 86400 * days)],
+};
+for (const gaps of Object.values(GAPS)) gaps.sort((one, other) => one - other);
+
+function powers(digit, first, last) {
+  return Array.from({ length: last - first + 1 }, (_, place) => Number(`${digit}e${first + place}`));
+}
