@@ -37,6 +37,7 @@ BENCHMARKS = (
     "huggingface",
     "lightning",
     "sdk",
+    "topology",
     "gpu",
 )
 

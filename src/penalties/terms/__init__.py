@@ -6,8 +6,10 @@ Every module has functions or objects for `Term`; a function may be named by a d
 
 from . import fairness as fairness
 from . import logic as logic
+from . import topology as topology
 
 __all__: list[str] = [
     "fairness",
     "logic",
+    "topology",
 ]

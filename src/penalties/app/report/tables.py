@@ -1,6 +1,5 @@
 """The tables of one run."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,15 +11,13 @@ from .charts.columns import Columns
 from .charts.lines import Line, spark
 from .examples import when
 from .failures import kinds
-from .numbers import percent, seconds, shown, steps_shown
+from .numbers import percent, seconds, shown, steps_shown, typeset
 from .runlog import RunLog, inputs_in_words
 from .summary import Ends, Summary
 
 __all__ = ["arrow", "cosines", "events", "failures", "samples", "term_note", "term_rows", "time_rows"]
 
 _NONE: Final = "–"
-_MINUS: Final = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
-"""The sign of negative numbers and exponents, but not hyphens in names and dates."""
 _SAMPLED: Final = 6
 """Of how many evaluations samples are shown."""
 _EVENTS: Final = 40
@@ -143,7 +140,7 @@ def events(run: RunLog) -> list[tuple[str, str, str]]:
     """What happened to the run: after which step, kind and message; checkpoints are summed up in one line."""
     saved = [event for event in run.events if event.kind == "checkpoint"]
     others = [event for event in run.events if event.kind != "checkpoint"]
-    rows = [(_after(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
+    rows = [(_after(event.step), event.kind, typeset(event.message)) for event in others]
     if len(rows) > _EVENTS:
         rows = [*rows[:_EVENTS], ("", "", f"and {steps_shown(len(rows) - _EVENTS)} more in metrics.jsonl")]
     if saved:
