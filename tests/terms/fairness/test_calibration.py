@@ -33,7 +33,7 @@ def test_it_is_the_calibration_error_of_each_group(bins: int) -> None:
     assert calibration(p, labels, groups, bins=bins, violation="mean")[0] == pytest.approx(np.mean(errors))
 
 
-@pytest.mark.parametrize("violation", ["max", "mean"])
+@pytest.mark.parametrize("violation", ["max", pytest.param("mean", marks=pytest.mark.slow)])
 def test_libraries_agree_and_gradients_are_finite_differences(library: Any, violation: Any) -> None:
     p, labels, groups = batch(12)
     fn = functools.partial(calibration, violation=violation, count=3, bins=4)
@@ -66,6 +66,7 @@ def test_nan_is_not_hidden() -> None:
     assert np.isnan(calibration(p, labels, groups)[0])
 
 
+@pytest.mark.slow
 def test_compilers_see_the_same() -> None:
     p, labels, groups = batch()
     fn = functools.partial(calibration, count=3, permutations=10)

@@ -111,7 +111,7 @@ def test_metrics_name_what_is_violated_and_why() -> None:
     }
 
 
-@pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
+@pytest.mark.parametrize("loss", ["cross_entropy", pytest.param("margin", marks=pytest.mark.slow)])
 def test_values_and_gradients_are_those_of_the_repair(library: Any, loss: Any) -> None:
     x, fn = scores(8, 3, 3), functools.partial(hard_rules, **COLOURS, loss=loss, reduction="sum")
     right, slope = 0.0, np.zeros_like(x)
@@ -134,7 +134,7 @@ def test_values_and_gradients_are_those_of_the_repair(library: Any, loss: Any) -
         np.testing.assert_allclose(library.gradients(lambda x: fn(x)[0], array)[0], slope, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["booleans", "numbers"])
+@pytest.mark.parametrize("kind", ["booleans", pytest.param("numbers", marks=pytest.mark.slow)])
 def test_gradients_of_flags_and_numbers_are_finite_differences(autodiff: Any, kind: Any) -> None:
     x, step = 2 * scores(3, 2, seed=1), 1e-4
     rules = ["a != b"] if kind == "booleans" else ["a + b == 5"]

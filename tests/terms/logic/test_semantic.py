@@ -79,7 +79,7 @@ def test_counts_may_differ_from_row_to_row() -> None:
     np.testing.assert_allclose(value, [enumerated(row, k, k) for k, row in enumerate(p)], atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"exactly": 2}, {"at_least": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"exactly": 2}, pytest.param({"at_least": 2}, marks=pytest.mark.slow)], ids=str)
 def test_libraries_logits_and_finite_differences_agree(library: Any, options: dict[str, int]) -> None:
     p = probabilities()
     x, step = np.log(p) - np.log1p(-p), 1e-6
@@ -97,7 +97,7 @@ def test_libraries_logits_and_finite_differences_agree(library: Any, options: di
             assert slope[index] == pytest.approx((fn(p + nudge)[0] - fn(p - nudge)[0]) / (2 * step), abs=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_the_slope_at_zero_and_one_is_that_of_the_polynomial(autodiff: Any, precision: str) -> None:
     fn = lambda p: semantic_loss(p, exactly=1)[0]
     # P = a(1−b)(1−c) + (1−a)b(1−c) + (1−a)(1−b)c, which is ½ at (0, ½, 1).
@@ -105,10 +105,10 @@ def test_the_slope_at_zero_and_one_is_that_of_the_polynomial(autodiff: Any, prec
 
 
 def test_no_probability_is_too_small(autodiff: Any) -> None:
-    # Five of ninety, each e⁻²⁰⁰: far below what float32 can hold, and so is the rest of a factorial.
+    # Five of twenty, each e⁻²⁰⁰: far below what float32 can hold.
     fn = lambda x: semantic_loss(x, exactly=5, logits=True)[0]
-    right = 1000 - math.log(math.comb(90, 5))
-    check(autodiff, "float32", fn, [np.full((1, 90), -200.0)], right, [np.full((1, 90), -5 / 90)])
+    right = 1000 - math.log(math.comb(20, 5))
+    check(autodiff, "float32", fn, [np.full((1, 20), -200.0)], right, [np.full((1, 20), -5 / 20)])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_padding_reaches_nothing(library: Any) -> None:
         assert not slope[1].any()
 
 
-@pytest.mark.parametrize("options", [{"exactly": 2}, {"at_least": 1}], ids=str)
+@pytest.mark.parametrize("options", [{"exactly": 2}, pytest.param({"at_least": 1}, marks=pytest.mark.slow)], ids=str)
 def test_compilers_see_the_same(options: dict[str, int]) -> None:
     p = probabilities(size=4)
     fn = functools.partial(semantic_loss, **options)

@@ -88,7 +88,7 @@ def test_gradients_are_finite_differences(autodiff: Any, norm: Any, loss: Any) -
         assert slope[index] == pytest.approx((fn(p + nudge) - fn(p - nudge)) / (2 * step), abs=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("norm", "loss"), [(norm, "linear") for norm in NORMS] + [("product", "log")])
 def test_gradients_at_the_corners_are_finite(autodiff: Any, precision: str, norm: Any, loss: Any) -> None:
     corners = np.array(list(itertools.product([0.0, 0.5, 1.0], repeat=3)))
@@ -111,6 +111,11 @@ def test_logits_of_any_size_have_a_log_loss_with_its_digits(autodiff: Any) -> No
     # −log σ(−400)σ(400): probabilities would be 0.
     fn = lambda x: soft_rules(x, rules=["a & b"], variables=["a", "b"], loss="log", logits=True)[0]
     check(autodiff, "float32", fn, [[[-400.0, 400.0]]], 400.0, [[[-1.0, 0.0]]])
+
+
+def test_probabilities_keep_their_digits_however_small(autodiff: Any) -> None:
+    fn = lambda x: soft_rules(x, rules=["a & b"], variables=["a", "b"], loss="log")[0]
+    check(autodiff, "float32", fn, [[[1e-30, 0.5]]], 30 * np.log(10) + np.log(2), [[[-1e30, -2.0]]])
 
 
 def test_a_rule_that_is_surely_false_has_an_infinite_log_loss_and_no_gradient() -> None:

@@ -35,7 +35,7 @@ def truth_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Truth:
     """The truth values of an array of probabilities or logits.
 
     The logarithm of a probability of 0 is that of a very small number instead. So the slope of a sum of products in
-    that probability is found all the same, and the sum does not change. `possible` says where there is nothing else.
+    that probability is found all the same, and a sum that has others does not change. `possible` says where it is 0.
     """
     if logits:
         pair = log_sigmoids(ops, x)
@@ -45,10 +45,10 @@ def truth_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Truth:
 
 
 def _log(ops: Backend, x: Any) -> Any:
-    # One over the floor is still far from infinity.
-    floor = ops.limits(x)[0] ** 0.75
+    smallest = ops.limits(x)[0]
     fixed = ops.stop_gradient(x)
-    return ops.log(x + (ops.clip(fixed, floor, None) - fixed))
+    # So small that sums lose it, and so large that neither one over it nor what is divided by it leaves the range.
+    return ops.log(x + ops.where(fixed < smallest, smallest**0.75 - fixed, 0.0))
 
 
 def add_logs(ops: Backend, a: Any, b: Any) -> Any:
