@@ -1,6 +1,11 @@
 """Ready-made terms, each of which needs a library of its own. Importing them loads none of these libraries.
 
-Every module has functions for `Term`, by themselves or by a dotted path: `"penalties.terms.fairness:demographic_parity"`.
+Every module has functions or objects for `Term`; a function may be named by a dotted path:
+`"penalties.terms.fairness:demographic_parity"`.
 """
 
-__all__: list[str] = []
+from . import knowledge as knowledge
+
+__all__: list[str] = [
+    "knowledge",
+]
