@@ -5,7 +5,9 @@ Every module has functions or objects for `Term`; a function may be named by a d
 """
 
 from . import knowledge as knowledge
+from . import validation as validation
 
 __all__: list[str] = [
     "knowledge",
+    "validation",
 ]
