@@ -4,10 +4,12 @@ Every module has functions or objects for `Term`; a function may be named by a d
 `"penalties.terms.fairness:demographic_parity"`.
 """
 
+from . import judge as judge
 from . import knowledge as knowledge
 from . import validation as validation
 
 __all__: list[str] = [
+    "judge",
     "knowledge",
     "validation",
 ]
