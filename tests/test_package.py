@@ -85,7 +85,7 @@ def test_every_public_name_is_there() -> None:
 
 def test_functions_and_classes_pickle_by_name() -> None:
     modules = [name for name in pn.__all__ if inspect.ismodule(getattr(pn, name))]
-    assert modules == ["gradients", "runs", "schedules", "telemetry", "testing", "training"]
+    assert modules == ["gradients", "runs", "schedules", "telemetry", "terms", "testing", "training"]
     places = [pn, *(getattr(pn, name) for name in modules)]
     for thing in (getattr(place, name) for place in places for name in place.__all__ if name not in modules):
         if inspect.isclass(thing) or inspect.isfunction(thing):

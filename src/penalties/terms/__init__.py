@@ -1,7 +1,6 @@
 """Ready-made terms, each of which needs a library of its own. Importing them loads none of these libraries.
 
-Every module has functions or objects for `Term`; a function may be named by a dotted path:
-`"penalties.terms.fairness:demographic_parity"`.
+Every module has functions for `Term`, by themselves or by a path: `"penalties.terms.fairness:demographic_parity"`.
 """
 
 from . import judge as judge
