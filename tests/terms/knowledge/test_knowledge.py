@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import penalties as pn
-from penalties.terms.knowledge import Graph, Knowledge, Rule, Thing
+from penalties.terms.knowledge import Facts, Graph, Knowledge, Rule, Thing
 from penalties.testing import check_term
 from tests.libraries import DTYPE, EPSILON
 
@@ -179,6 +179,19 @@ def test_facts_are_looked_up_again_after_their_time():
     assert len(base.asked) == 2
 
 
+def test_facts_that_are_checked_once_are_the_same_facts():
+    facts = Facts(PHOTO)
+    p = torch.tensor([0.7, 0.2, 0.4, 0.1])
+    term = Knowledge(CITIES, rules=[SHOWN])
+    value, _ = term(p, PHOTO)
+    again, metrics = term(p, facts)
+    assert float(again) == float(value)
+    assert metrics["queries"] == 0
+    there = cloudpickle.loads(cloudpickle.dumps(facts))
+    assert (there, hash(there), list(there)) == (facts, hash(facts), PHOTO)
+    assert facts not in (Facts(PHOTO[::-1]), PHOTO)
+
+
 def test_it_travels_without_its_cache_and_keeps_its_numbers():
     term = Knowledge(CITIES, rules=[SHOWN], reduction="mean")
     p = np.array([0.7, 0.2, 0.4, 0.1])
@@ -241,7 +254,7 @@ def test_what_is_not_a_fact_is_an_error():
     term = Knowledge(CITIES, rules=[SHOWN])
     with pytest.raises(pn.OptionError, match=r"facts\[1\]=.*; expected a triple"):
         term(np.array([0.5, 0.5]), [PHOTO[0], "photo shows Lyon"])
-    with pytest.raises(pn.OptionError, match="expected a list of triples"):
+    with pytest.raises(pn.OptionError, match='facts="a str"; expected Facts, or a list of triples'):
         term(np.array([0.5]), "Lyon")
     with pytest.raises(pn.OptionError, match="expected each fact once"):
         term(np.array([0.5, 0.5]), [PHOTO[0], PHOTO[0]])

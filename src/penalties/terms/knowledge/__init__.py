@@ -12,8 +12,9 @@
 
 from .base import Base, Graph, Thing, Triple
 from .database import Database
+from .facts import Facts
 from .rules import Rule
 from .table import Table
 from .term import Knowledge
 
-__all__ = ["Base", "Database", "Graph", "Knowledge", "Rule", "Table", "Thing", "Triple"]
+__all__ = ["Base", "Database", "Facts", "Graph", "Knowledge", "Rule", "Table", "Thing", "Triple"]

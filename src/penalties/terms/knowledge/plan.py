@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...errors import OptionError, ShapeError, did_you_mean
-from ...pipeline.kinds import is_row
-from .base import Thing, Triple, is_triple
+from ...errors import OptionError, did_you_mean
+from .base import Thing
+from .facts import Facts
 from .lookups import Lookups
 from .rules import Assumptions, Instance, Rule, instances
 
-__all__ = ["NAME", "Plan", "made", "triples"]
+__all__ = ["NAME", "Plan", "made"]
 
 NAME: Final = "Knowledge"
 """In errors."""
@@ -37,25 +37,8 @@ class Plan:
     queries: int
 
 
-def triples(facts: Any, count: int) -> tuple[Triple, ...]:
-    """The facts, checked: as many as there are probabilities, each once."""
-    if not is_row(facts):
-        raise OptionError(NAME, "facts", type(facts).__name__, "a list of triples (subject, relation, object)")
-    if len(facts) != count:
-        raise ShapeError(f"{NAME}: {len(facts)} facts and {count} probabilities; expected one for each fact")
-    found = tuple(tuple(fact) if is_row(fact) else fact for fact in facts)
-    for number, fact in enumerate(found):
-        if not is_triple(fact):
-            expected = "a triple (subject, relation, object) of strings and whole numbers"
-            raise OptionError(NAME, f"facts[{number}]", fact, expected)
-    if len(set(found)) < len(found):
-        fact = next(fact for number, fact in enumerate(found) if fact in found[:number])
-        raise OptionError(NAME, "facts", fact, "each fact once, with one probability")
-    return found
-
-
 def made(
-    facts: Sequence[Triple],
+    facts: Facts,
     lookups: Lookups,
     relations: Collection[str],
     rules: Sequence[Rule],

@@ -9,12 +9,13 @@ import numpy as np
 
 from ...arrays import Array
 from ...backends import Backend, backend_of
-from ...errors import NonFiniteError, OptionError, did_you_mean
+from ...errors import NonFiniteError, OptionError, ShapeError, did_you_mean
 from ...functional.options import POSITIVE, check_choice, check_count, check_number
-from ...pipeline.kinds import is_row
+from ...pipeline.kinds import described, is_row
 from .base import Base, Triple
+from .facts import Facts
 from .lookups import Lookups, new_cache
-from .plan import NAME, Plan, made, triples
+from .plan import NAME, Plan, made
 from .rules import Assumptions, Rule
 
 __all__ = ["Knowledge"]
@@ -33,7 +34,9 @@ class Knowledge:
     probability counts as broken where the base contradicts the head, or where the model has other candidates for it;
     elsewhere nobody knows. The gradient is exact, and 0 for facts that nothing contradicts.
 
-    A call reads `p`, probabilities of any shape, and `facts`, a list of as many triples `(subject, relation, object)`.
+    A call reads `p`, probabilities of any shape, and `facts`, as many triples `(subject, relation, object)`: `Facts`,
+    or a list, which is checked at each call.
+
     Metrics: `violated`, the contradictions that the model believes with more than ½; `checked` and `unknown`, how many
     facts and instances of rules could be decided and could not; `hits`, lookups that the cache answered, and `queries`,
     those that the base did.
@@ -96,13 +99,16 @@ class Knowledge:
         self._lookups = Lookups(self._base, self._size, self._max_age)
         self._plans = new_cache(_PLANS, self._max_age)
 
-    def __call__(self, p: Array, facts: Sequence[Triple]) -> tuple[Any, dict[str, Any]]:
+    def __call__(self, p: Array, facts: Facts | Sequence[Triple]) -> tuple[Any, dict[str, Any]]:
         """The value and the metrics."""
         ops = backend_of(NAME, p=p)
         x = ops.upcast(NAME, p).reshape(-1)
         if ops.at_hand(x):
             _check_probabilities(x)
-        plan, kept = self._plan(triples(facts, x.shape[0]))
+        given = facts if isinstance(facts, Facts) else _facts(facts)
+        if len(given) != x.shape[0]:
+            raise ShapeError(f"{NAME}: {len(given)} facts and {x.shape[0]} probabilities; expected one for each fact")
+        plan, kept = self._plan(given)
         x = ops.concatenate([x, ops.constant(np.array([1.0, 0.0]), x)])
         value = _violations(ops, x, plan)
         if self._reduction == "mean":
@@ -129,7 +135,7 @@ class Knowledge:
         self.__dict__.update(state)
         self._forget()
 
-    def _plan(self, facts: tuple[Triple, ...]) -> tuple[Plan, bool]:
+    def _plan(self, facts: Facts) -> tuple[Plan, bool]:
         """What to add up, and whether it was kept from before."""
         with self._lock:
             plan = self._plans.get(facts)
@@ -139,6 +145,12 @@ class Knowledge:
         with self._lock:
             self._plans[facts] = plan
         return plan, False
+
+
+def _facts(facts: Any) -> Facts:
+    if not is_row(facts):
+        raise OptionError(NAME, "facts", described(facts), "Facts, or a list of triples (subject, relation, object)")
+    return Facts(facts)
 
 
 def _relations(option: str, names: Any, known: Collection[str]) -> frozenset[str]:
