@@ -37,13 +37,19 @@ if TYPE_CHECKING:
     from .integrations import train_step as train_step
     from .integrations import wrap_loss as wrap_loss
     from .pipeline import EMA as EMA
+    from .pipeline import SPSA as SPSA
+    from .pipeline import Cached as Cached
     from .pipeline import Evaluation as Evaluation
+    from .pipeline import EvolutionStrategies as EvolutionStrategies
     from .pipeline import Explanation as Explanation
     from .pipeline import LossOutput as LossOutput
     from .pipeline import Monitor as Monitor
     from .pipeline import Normalized as Normalized
     from .pipeline import Pipeline as Pipeline
     from .pipeline import Regularizer as Regularizer
+    from .pipeline import ScoreFunction as ScoreFunction
+    from .pipeline import Stale as Stale
+    from .pipeline import StraightThrough as StraightThrough
     from .pipeline import Term as Term
     from .pipeline import TermOutput as TermOutput
     from .pipeline import debug as debug
@@ -77,13 +83,19 @@ _HOMES = {
     ".execution.executor": ("Executor",),
     ".pipeline": (
         "EMA",
+        "SPSA",
+        "Cached",
         "Evaluation",
+        "EvolutionStrategies",
         "Explanation",
         "LossOutput",
         "Monitor",
         "Normalized",
         "Pipeline",
         "Regularizer",
+        "ScoreFunction",
+        "Stale",
+        "StraightThrough",
         "Term",
         "TermOutput",
         "debug",

@@ -11,7 +11,7 @@ from penalties.app.config.schedules import ScheduleTable
 from penalties.app.config.tables import TermTable, WrapTable
 from penalties.pipeline import schedules
 from penalties.pipeline.config import KEYS
-from penalties.pipeline.state import WRAPPERS
+from penalties.pipeline.wrappers import WRAPPERS
 from penalties.pipeline.term import ARGUMENTS
 
 EXAMPLES = {entry.name: tomllib.loads(entry.example) for entry in entries() if entry.kind == "schedule"}
