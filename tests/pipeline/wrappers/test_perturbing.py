@@ -176,15 +176,6 @@ class TestCalls:
         assert params["b"].grad is None
         assert scale.grad is None
 
-    @pytest.mark.parametrize("runs", ["thread", "process"])
-    def test_elsewhere_as_here(self, estimator: Any, runs: Any) -> None:
-        pipeline = pn.Pipeline([estimator(pn.Term(quadratic, runs=runs))])
-        with pn.Executor() as executor, pn.Executor(sequential=True) as here:
-            out = executor.run(pipeline, {"x": POINT}, wrt="x", step=5)
-            expected = here.run(pipeline, {"x": POINT}, wrt="x", step=5)
-        np.testing.assert_array_equal(out.gradient["x"], expected.gradient["x"])
-        assert out["quadratic"].metrics == expected["quadratic"].metrics
-
     def test_state_and_metrics_are_those_at_the_inputs(self, estimator: Any) -> None:
         def remembered(x: Any, state: Any) -> Any:
             seen = 0 if state is None else state

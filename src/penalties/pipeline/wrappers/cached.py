@@ -21,7 +21,7 @@ from ..targets import is_followed
 from ..term import Term
 from .content import ContentError, digest_of
 from .store import Store
-from .wrapper import Wrapper, around, check_term
+from .wrapper import Wrapper, around, check_term, detached
 
 __all__ = ["Cached", "Remembered"]
 
@@ -75,6 +75,7 @@ class Remembered(Wrapper):
         """What is in the folder for these inputs, or what the term returns, which then is."""
         read = {name: given[name] for name in self.term.inputs.values()}
         self._check(read)
+        read = detached(read)
         key = self._key(read, step)
         found = self._found(key, read)
         if found is None:
@@ -96,12 +97,15 @@ class Remembered(Wrapper):
     def _key(self, read: Mapping[str, Any], step: Any) -> str:
         # A term that draws, or that is told the step, is another function at each.
         moment = None if step is None or not (self.term.takes_step or self.term.seed is not None) else int(step)
-        known = (_FORMAT, self.settings["version"], self.path, self.source)
+        known = (_FORMAT, self.settings["version"], self.path, self.source, moment)
         parts = {parameter: read[name] for parameter, name in self.term.inputs.items()}
-        try:
-            return digest_of((known, dict(self.term.options), parts, moment))
-        except ContentError as error:
-            raise TermError(self.term.name, f"cannot be cached: what it reads {error}") from error
+        digests: list[str] = []
+        for what, content in (("its options", dict(self.term.options)), ("what it reads", parts)):
+            try:
+                digests.append(digest_of(content))
+            except ContentError as error:
+                raise TermError(self.term.name, f"cannot be cached: {what}: {error}") from error
+        return digest_of((known, digests))
 
     def _found(self, key: str, read: Mapping[str, Any]) -> dict[str, Any] | None:
         content = self.store.get(key)

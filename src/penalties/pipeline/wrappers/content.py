@@ -65,7 +65,7 @@ def _add(hasher: Any, where: str, value: Any) -> None:
         _add(hasher, where, model.model_dump())
     else:
         kinds = "arrays, numbers, strings, and lists, tuples, dicts and dataclasses of them"
-        raise ContentError(f"holds {described(value)}{f' at {where}' if where else ''}; expected {kinds}")
+        raise ContentError(_said(where, f"holds {described(value)}; expected {kinds}"))
 
 
 def _bytes_of(value: Any) -> bytes:
@@ -85,10 +85,10 @@ def _add_array(hasher: Any, where: str, array: Any) -> None:
     ops = owner(array)
     assert ops is not None, "it is an array"
     if ops.tracing(array):
-        raise ContentError(f"holds an array without elements{f' at {where}' if where else ''}, inside a compiler")
+        raise ContentError(_said(where, "holds an array without elements, inside a compiler"))
     host = _host(array)
     if host.dtype.hasobject:
-        raise ContentError(f"holds an array of objects{f' at {where}' if where else ''}; expected numbers")
+        raise ContentError(_said(where, "holds an array of objects; expected numbers"))
     kind = f"{ops.LIBRARY} {array.dtype} {tuple(array.shape)}"
     _add_bytes(hasher, kind, np.ascontiguousarray(host).reshape(-1).view(np.uint8).data)
 
@@ -101,6 +101,10 @@ def _host(array: Any) -> "np.ndarray[Any, Any]":
     tensor: Any = array
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return (flat.resolve_conj() if flat.is_complex() else flat).view(torch.uint8).numpy()
+
+
+def _said(where: str, what: str) -> str:
+    return f"{where or 'it'} {what}"
 
 
 def _class_of(value: object) -> str:

@@ -41,6 +41,8 @@ class Discretized(Wrapper):
 
     def __init__(self, term: Term, discretize: Any = "round", wrt: tuple[str, ...] | None = None) -> None:
         """Find the function."""
+        if isinstance(discretize, str) and ":" in discretize:
+            discretize = find(discretize)
         self.function: Callable[[Backend, Any], Any] = _function(self.title, discretize)
         self.wrt = wrt
         super().__init__(term, discretize=discretize, wrt=wrt)
@@ -88,12 +90,10 @@ class Discretized(Wrapper):
 def _function(title: str, given: Any) -> Callable[[Backend, Any], Any]:
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]
-    named = isinstance(given, str) and ":" in given
-    function: Any = find(given) if named else given
-    if not callable(function):
+    if not callable(given):
         names = ", ".join(f'"{name}"' for name in _BY_NAME)
         raise OptionError(title, "discretize", given, f'{names}, a function of an array, or "package.module:function"')
-    return _Own(function)
+    return _Own(given)
 
 
 class _Own:
