@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .errors import TermTimeoutError as TermTimeoutError
     from .errors import WorkerLostError as WorkerLostError
     from .execution.executor import Executor as Executor
+    from .execution.replaying import replay as replay
     from .functional import *
     from .integrations import auxiliary as auxiliary
     from .integrations import capture as capture
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from .pipeline import gradients as gradients
     from .pipeline import load_state as load_state
     from .pipeline import plot as plot
+    from .pipeline import recording as recording
     from .pipeline import save_state as save_state
     from .pipeline import schedules as schedules
 
@@ -81,6 +83,7 @@ _HOMES = {
         "WorkerLostError",
     ),
     ".execution.executor": ("Executor",),
+    ".execution.replaying": ("replay",),
     ".pipeline": (
         "EMA",
         "SPSA",
@@ -103,6 +106,7 @@ _HOMES = {
         "gradients",
         "load_state",
         "plot",
+        "recording",
         "save_state",
         "schedules",
     ),

@@ -8,6 +8,7 @@ from .monitor import Monitor
 from .output import LossOutput, TermOutput
 from .pipeline import Pipeline
 from .plotting import plot
+from .recordings import recording
 from .saving import load_state, save_state
 from .term import Regularizer, Term
 from .wrappers import (
@@ -45,6 +46,7 @@ __all__ = [
     "gradients",
     "load_state",
     "plot",
+    "recording",
     "save_state",
     "schedules",
 ]

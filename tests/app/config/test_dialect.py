@@ -11,8 +11,8 @@ from penalties.app.config.schedules import ScheduleTable
 from penalties.app.config.tables import TermTable, WrapTable
 from penalties.pipeline import schedules
 from penalties.pipeline.config import KEYS
-from penalties.pipeline.wrappers import WRAPPERS
 from penalties.pipeline.term import ARGUMENTS
+from penalties.pipeline.wrappers import WRAPPERS
 
 EXAMPLES = {entry.name: tomllib.loads(entry.example) for entry in entries() if entry.kind == "schedule"}
 

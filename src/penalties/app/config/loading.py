@@ -192,7 +192,7 @@ def _too_deep(source: str) -> ConfigError:
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> None:
-    """Make the paths that were read absolute: of data, of models that are folders, and of what sinks and terms write."""
+    """Make paths that were read absolute: of data, of models that are folders, of what sinks and terms write."""
     tables = {name: cast("Any", table) for name, table in raw.items() if isinstance(table, dict)}
     sinks = tables.get("sinks", {})
     paths: list[tuple[Any, str]] = [
