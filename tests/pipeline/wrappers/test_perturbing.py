@@ -53,6 +53,14 @@ class TestEstimate:
 
         close(gradient(library), gradient(NUMPY), DTYPE)
 
+    def test_inputs_too_large_to_draw_at_once_are_tried_pair_by_pair(self, estimator: Any) -> None:
+        x = np.zeros(40_000)
+        out = pn.Pipeline([estimator(pn.Term(lambda x: float(x[:100].sum()), name="first"))]).value_and_grad(x, step=0)
+        aligned = out.gradient[:100].mean()
+        assert out.gradient.shape == x.shape
+        assert aligned == pytest.approx(1.0, abs=4 * math.sqrt(100 / 4) / math.sqrt(100))
+        assert abs(out.gradient[100:].mean()) < 0.2
+
     def test_smoothes_a_function_with_steps(self) -> None:
         def wrong(x: Any) -> int:
             return int((x < 0).sum())
@@ -111,9 +119,9 @@ class TestDraws:
 
         from penalties.backends import owner
 
-        like = JAX.array(np.zeros((100, 200)))
-        drawn = JAX.numpy(getattr(Draws(jax.random.key(0)), kind)(owner(like), like))
-        assert drawn.shape == (100, 200)
+        like = JAX.array(np.zeros((100, 20)))
+        drawn = JAX.numpy(getattr(Draws(jax.random.key(0)), kind)(owner(like), like, 10))
+        assert drawn.shape == (10, 100, 20)
         assert abs(drawn.mean()) < 4 / math.sqrt(drawn.size)
         assert drawn.var() == pytest.approx(1.0, abs=0.05)
 

@@ -23,24 +23,25 @@ class Draws:
         self._key: Any = seed
         self._drawn: int = 0
 
-    def signs(self, ops: Backend, like: Any) -> Any:
-        """−1 or +1 with equal odds, in the shape and dtype of `like`."""
-        shape = tuple(like.shape)
+    def signs(self, ops: Backend, like: Any, count: int) -> Any:
+        """−1 or +1 with equal odds, for so many arrays of the shape and dtype of `like`."""
+        shape = (count, *like.shape)
         if self._generator is not None:
-            return ops.constant(np.asarray(2.0 * self._generator.integers(0, 2, shape) - 1.0), like)
-        return ops.where(self._uniform(ops, like) < 0.5, -1.0, 1.0).reshape(shape)
+            # Three times as fast as whole numbers, for a few.
+            return ops.constant(np.copysign(1.0, self._generator.random(shape) - 0.5), like)
+        return ops.where(self._uniform(ops, like, count) < 0.5, -1.0, 1.0).reshape(shape)
 
-    def normal(self, ops: Backend, like: Any) -> Any:
-        """Of the standard normal distribution, in the shape and dtype of `like`."""
-        shape = tuple(like.shape)
+    def normal(self, ops: Backend, like: Any, count: int) -> Any:
+        """Of the standard normal distribution, for so many arrays of the shape and dtype of `like`."""
+        shape = (count, *like.shape)
         if self._generator is not None:
-            return ops.constant(np.asarray(self._generator.standard_normal(shape)), like)
+            return ops.constant(self._generator.standard_normal(shape), like)
         # By Box and Muller; 1 − u is never 0.
-        radius = ops.sqrt(-2.0 * ops.log(1.0 - self._uniform(ops, like)))
-        return (radius * ops.cos(2.0 * math.pi * self._uniform(ops, like))).reshape(shape)
+        radius = ops.sqrt(-2.0 * ops.log(1.0 - self._uniform(ops, like, count)))
+        return (radius * ops.cos(2.0 * math.pi * self._uniform(ops, like, count))).reshape(shape)
 
-    def _uniform(self, ops: Backend, like: Any) -> Any:
+    def _uniform(self, ops: Backend, like: Any, count: int) -> Any:
         import jax
 
         self._drawn += 1
-        return ops.uniform(jax.random.fold_in(self._key, self._drawn), math.prod(like.shape), like)
+        return ops.uniform(jax.random.fold_in(self._key, self._drawn), count * math.prod(like.shape), like)

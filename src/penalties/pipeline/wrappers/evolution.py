@@ -1,6 +1,6 @@
 """Evolution strategies: the gradient of a term smoothed by Gaussian noise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...backends import Backend
@@ -8,7 +8,7 @@ from ...errors import OptionError
 from ...functional.options import POSITIVE, check_flag, check_number, is_whole
 from ..term import Term
 from .draws import Draws
-from .perturbing import Pair, Perturbing, check_estimable
+from .perturbing import Perturbing, Tried, check_estimable
 from .wrapper import around, parameters_of
 
 __all__ = ["EvolutionStrategies", "Smoothed"]
@@ -38,27 +38,27 @@ class Smoothed(Perturbing):
         own = {"population": int(population), "sigma": sigma, "ranks": self.ranks}
         super().__init__(term, int(population) // 2, sigma, wrt, seed, **own)
 
-    def direction(self, draws: Draws, ops: Backend, like: Any) -> Any:
-        """A draw of the standard normal distribution for each element."""
-        return draws.normal(ops, like)
+    def directions(self, draws: Draws, ops: Backend, like: Any, count: int) -> Any:
+        """Draws of the standard normal distribution for each element."""
+        return draws.normal(ops, like, count)
 
-    def slopes(self, ops: Backend, pairs: Iterator[Pair]) -> Iterator[tuple[Any, Pair]]:
-        """The difference of the two values, or of their ranks in the population."""
+    def slopes(self, ops: Backend, tried: Iterable[Tried]) -> Iterator[tuple[Any, Tried]]:
+        """The differences of the two values, or of their ranks in the population."""
         if not self.ranks:
-            yield from super().slopes(ops, pairs)
+            yield from super().slopes(ops, tried)
             return
-        kept = list(pairs)
-        values = [value for pair in kept for value in (pair.plus, pair.minus)]
-        for index, pair in enumerate(kept):
-            shaped = _rank(ops, values, 2 * index) - _rank(ops, values, 2 * index + 1)
-            yield shaped / (2.0 * self.size), pair
+        kept = list(tried)
+        values = ops.concatenate([values for some in kept for values in (some.plus, some.minus)])
+        for some in kept:
+            shaped = _ranks(ops, some.plus, values) - _ranks(ops, some.minus, values)
+            yield shaped / (2.0 * self.size), some
 
 
-def _rank(ops: Backend, values: list[Any], index: int) -> Any:
-    """How many of the values are below this one, scaled to −½ … ½; equal ones share their ranks."""
-    one = values[index]
-    below: Any = sum(ops.where(one > other, 1.0, 0.0) - ops.where(one < other, 1.0, 0.0) for other in values)
-    return below / (2.0 * (len(values) - 1))
+def _ranks(ops: Backend, some: Any, values: Any) -> Any:
+    """How many of all values are below each of these, scaled to −½ … ½; equal ones share their ranks."""
+    each = some[:, None]
+    below = ops.where(each > values, 1.0, 0.0) - ops.where(each < values, 1.0, 0.0)
+    return ops.sum(below, 1) / (2.0 * (values.shape[0] - 1))
 
 
 def EvolutionStrategies(

@@ -1,8 +1,9 @@
 """Gradients of a term that has none, from its values beside its inputs."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from ... import trees
 from ...backends import Backend, owner
@@ -15,16 +16,20 @@ from ..term import Term
 from .draws import Draws
 from .wrapper import Wrapper, check_term, detached, is_estimated
 
-__all__ = ["Pair", "Perturbing", "check_estimable"]
+__all__ = ["Perturbing", "Tried", "check_estimable"]
+
+_AT_ONCE: Final = 2**16
+"""Elements of directions that are drawn at a time: of small inputs all pairs, of large ones pair after pair."""
 
 
-class Pair(NamedTuple):
-    """The values of a term on both sides of its inputs."""
+class Tried(NamedTuple):
+    """Some pairs of values of a term on both sides of its inputs."""
 
     plus: Any
+    """One value per pair."""
     minus: Any
     directions: Sequence[Any]
-    """What was added on one side and subtracted on the other, divided by the size, for each leaf."""
+    """For each leaf, one array per pair: what was added on one side and subtracted on the other, over the size."""
 
 
 class _Leaf(NamedTuple):
@@ -56,65 +61,75 @@ class Perturbing(Wrapper):
         super().__init__(term, **own, wrt=wrt, seed=self.seed)
 
     @abstractmethod
-    def direction(self, draws: Draws, ops: Backend, like: Any) -> Any:
-        """A random array like this one."""
+    def directions(self, draws: Draws, ops: Backend, like: Any, count: int) -> Any:
+        """So many random arrays like this one."""
         ...
 
-    def slopes(self, ops: Backend, pairs: Iterator[Pair]) -> Iterator[tuple[Any, Pair]]:
-        """The number that the direction of each pair is multiplied by."""
-        for pair in pairs:
-            yield (pair.plus - pair.minus) / (2.0 * self.size), pair
+    def slopes(self, ops: Backend, tried: Iterable[Tried]) -> Iterator[tuple[Any, Tried]]:
+        """The numbers that the directions of each pair are multiplied by."""
+        for some in tried:
+            yield (some.plus - some.minus) / (2.0 * self.size), some
 
     def evaluated(self, given: dict[str, Any], step: Any, state: Any) -> Evaluation:
         """The value at the inputs, with the estimate, and with its variance in the metrics."""
-        plain = detached({name: given[name] for name in self.term.inputs.values()})
-        found = compute(self.term, CallInputs.of(plain), step, state)
-        leaves = [leaf for name in self.wrt or plain for leaf in self._leaves(name, given[name], plain[name])]
+        plain = CallInputs.of(detached({name: given[name] for name in self.term.inputs.values()}))
+        found = compute(self.term, plain, step, state)
+        flats = {name: trees.flatten(plain.named[name]) for name in self.wrt or plain.named}
+        leaves = [leaf for name, flat in flats.items() for leaf in self._leaves(name, given[name], flat)]
         if not leaves:
             return Evaluation(found.value, None, found.metrics, found.state)
         ops = owner(found.value)
         assert ops is not None, "a value is an array"
-        draws = Draws(folded(self.seed, step))
-        total: list[Any] = [None] * len(leaves)
-        squares: Any = 0.0
-        for slope, pair in self.slopes(ops, self._tried(plain, leaves, draws, step, state)):
-            for index, direction in enumerate(pair.directions):
-                part = _beside(leaves[index], slope) * direction
-                total[index] = part if total[index] is None else total[index] + part
-                squares = squares + _beside_value(ops, found.value, leaves[index].ops.sum(part * part))
-        means = [part / self.pairs for part in total]
+        means: list[Any] = [None] * len(leaves)
+        squares: list[Any] = []
+        for slopes, some in self.slopes(ops, self._tried(plain, flats, leaves, step, state)):
+            shares = slopes / self.pairs
+            for index, (leaf, directions) in enumerate(zip(leaves, some.directions, strict=True)):
+                factors = _in(leaf.ops, shares, leaf.array).reshape((-1, *[1] * len(leaf.array.shape)))
+                parts = factors * directions
+                mean = leaf.ops.sum(parts, 0)
+                means[index] = mean if means[index] is None else means[index] + mean
+                if self.pairs > 1:
+                    squares.append(_in(ops, leaf.ops.sum(parts * parts), found.value))
         metrics = dict(found.metrics)
         if self.pairs > 1:
-            length = sum(
-                _beside_value(ops, found.value, leaf.ops.sum(mean * mean))
-                for leaf, mean in zip(leaves, means, strict=True)
-            )
-            spread = ops.clip(squares - self.pairs * length, 0.0, None)
-            metrics["gradient_variance"] = spread / (self.pairs * (self.pairs - 1))
-        return Evaluation(found.value, _structured(plain, leaves, means), metrics, found.state)
+            lengths = [
+                _in(ops, leaf.ops.sum(mean * mean), found.value) for leaf, mean in zip(leaves, means, strict=True)
+            ]
+            spread = self.pairs * ops.add(squares) - ops.add(lengths)
+            metrics["gradient_variance"] = ops.clip(spread, 0.0, None) / (self.pairs - 1)
+        return Evaluation(found.value, _structured(flats, leaves, means, whole=False), metrics, found.state)
 
-    def _leaves(self, name: str, given: Any, plain: Any) -> Iterator[_Leaf]:
-        for index, (original, array) in enumerate(zip(trees.arrays(given), trees.arrays(plain), strict=True)):
+    def _leaves(self, name: str, given: Any, flat: trees.Flat) -> Iterator[_Leaf]:
+        for index, (original, array) in enumerate(zip(trees.arrays(given), flat.leaves, strict=True)):
             ops = owner(array)
             if ops is not None and is_estimated(original):
                 # In 32 bits at least: in fewer, a small step would be rounded away.
                 yield _Leaf(name, index, ops, ops.upcast(self.term.name, array))
 
     def _tried(
-        self, plain: Mapping[str, Any], leaves: Sequence[_Leaf], draws: Draws, step: Any, state: Any
-    ) -> Iterator[Pair]:
-        """The values on both sides, pair after pair."""
+        self, plain: CallInputs, flats: Mapping[str, trees.Flat], leaves: Sequence[_Leaf], step: Any, state: Any
+    ) -> Iterator[Tried]:
+        """The values on both sides of the inputs, some pairs at a time."""
+        draws = Draws(folded(self.seed, step))
 
-        def value_at(moved: Sequence[Any]) -> Any:
-            changed = {**plain, **_structured(plain, leaves, moved, whole=True)}
-            return compute(self.term, CallInputs.of(changed), step, state).value
+        def values_at(points: Sequence[Any]) -> Any:
+            found = [
+                compute(self.term, plain.replaced(_structured(flats, leaves, moved, whole=True)), step, state).value
+                for moved in zip(*points, strict=True)
+            ]
+            ops = owner(found[0])
+            assert ops is not None, "a value is an array"
+            return ops.concatenate(found)
 
-        for _ in range(self.pairs):
-            directions = [self.direction(draws, leaf.ops, leaf.array) for leaf in leaves]
-            steps = [self.size * direction for direction in directions]
-            plus = value_at([leaf.array + by for leaf, by in zip(leaves, steps, strict=True)])
-            minus = value_at([leaf.array - by for leaf, by in zip(leaves, steps, strict=True)])
-            yield Pair(plus, minus, directions)
+        most = max(1, _AT_ONCE // max(1, sum(math.prod(leaf.array.shape) for leaf in leaves)))
+        for first in range(0, self.pairs, most):
+            count = min(most, self.pairs - first)
+            directions = [self.directions(draws, leaf.ops, leaf.array, count) for leaf in leaves]
+            steps = [self.size * some for some in directions]
+            plus = values_at([leaf.array + by for leaf, by in zip(leaves, steps, strict=True)])
+            minus = values_at([leaf.array - by for leaf, by in zip(leaves, steps, strict=True)])
+            yield Tried(plus, minus, directions)
 
 
 def check_estimable(title: str, term: Term) -> None:
@@ -124,24 +139,22 @@ def check_estimable(title: str, term: Term) -> None:
         raise OptionError(title, "term", term, "a term with differentiable=True: it has the gradient that is estimated")
 
 
-def _beside(leaf: _Leaf, slope: Any) -> Any:
-    """A number that the term returned, in the library and on the device of a leaf."""
-    return slope if owner(slope) is leaf.ops else leaf.ops.as_array(slope, leaf.array)
-
-
-def _beside_value(ops: Backend, value: Any, number: Any) -> Any:
-    return number if owner(number) is ops else ops.as_array(number, value)
+def _in(ops: Backend, array: Any, like: Any) -> Any:
+    """An array in this library, on the device of `like`."""
+    return array if owner(array) is ops and ops.device(array) == ops.device(like) else ops.as_array(array, like)
 
 
 def _structured(
-    plain: Mapping[str, Any], leaves: Sequence[_Leaf], arrays: Sequence[Any], *, whole: bool = False
+    flats: Mapping[str, trees.Flat], leaves: Sequence[_Leaf], arrays: Sequence[Any], *, whole: bool
 ) -> dict[str, Any]:
     """`{input: nest}` with these arrays in place of its leaves; other arrays stay if `whole`, or else are None."""
-    placed: dict[str, dict[int, Any]] = {}
-    for leaf, array in zip(leaves, arrays, strict=True):
-        placed.setdefault(leaf.name, {})[leaf.position] = array
     made: dict[str, Any] = {}
-    for name, parts in placed.items():
-        flat = trees.flatten(plain[name])
-        made[name] = flat.rebuild(parts.get(i, old if whole else None) for i, old in enumerate(flat.leaves))
-    return made
+    parts: dict[str, list[Any]] = {}
+    for leaf, array in zip(leaves, arrays, strict=True):
+        flat = flats[leaf.name]
+        if flat.structure is None:
+            made[leaf.name] = array
+        else:
+            blank = flat.leaves if whole else [None] * len(flat.leaves)
+            parts.setdefault(leaf.name, list(blank))[leaf.position] = array
+    return made | {name: flats[name].rebuild(some) for name, some in parts.items()}

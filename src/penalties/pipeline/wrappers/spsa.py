@@ -24,9 +24,9 @@ class Signs(Perturbing):
         c = check_number(self.title, "c", c, "a finite number above 0", low=POSITIVE)
         super().__init__(term, int(samples), c, wrt, seed, samples=int(samples), c=c)
 
-    def direction(self, draws: Draws, ops: Backend, like: Any) -> Any:
+    def directions(self, draws: Draws, ops: Backend, like: Any, count: int) -> Any:
         """−1 or +1 for each element."""
-        return draws.signs(ops, like)
+        return draws.signs(ops, like, count)
 
 
 def SPSA(
