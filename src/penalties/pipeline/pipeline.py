@@ -394,7 +394,9 @@ def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
 
 def _remarks(term: Term) -> list[str]:
     if isinstance(term.fn, Wrapper):
-        remarks = [*_remarks(term.fn.term), term.fn.remark]
+        # Whether it has a gradient is up to the term outside.
+        inside = [remark for remark in _remarks(term.fn.term) if remark != "not differentiable"]
+        remarks = [*inside, term.fn.remark]
     else:
         remarks = [f"{key}={value}" for key, value in term.options.items() if isinstance(value, str | int | float)]
     if not term.enabled:

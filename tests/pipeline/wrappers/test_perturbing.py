@@ -184,6 +184,15 @@ class TestCalls:
         assert params["b"].grad is None
         assert scale.grad is None
 
+    def test_numpy_inside_with_data_beside(self, estimator: Any, autodiff: Any) -> None:
+        def misfit(x: Any, data: Any) -> Any:
+            return np.square(np.asarray(x) - data).sum()
+
+        pipeline = pn.Pipeline([estimator(pn.Term(misfit), wrt="x"), pn.Term(pn.l2, weight=0.0, inputs="x")])
+        inputs = {"x": autodiff.array(POINT), "data": np.ones(3)}
+        assert autodiff.numpy(pipeline.value_and_grad(**inputs, wrt="x", step=0).gradient["x"]).shape == (3,)
+        close(pipeline(**inputs, step=0).read().total, float(((POINT - 1.0) ** 2).sum()), "float32")
+
     def test_state_and_metrics_are_those_at_the_inputs(self, estimator: Any) -> None:
         def remembered(x: Any, state: Any) -> Any:
             seen = 0 if state is None else state

@@ -73,9 +73,9 @@ class Perturbing(Wrapper):
     def evaluated(self, given: dict[str, Any], step: Any, state: Any) -> Evaluation:
         """The value at the inputs, with the estimate, and with its variance in the metrics."""
         plain = CallInputs.of(detached({name: given[name] for name in self.term.inputs.values()}))
-        found = compute(self.term, plain, step, state)
         flats = {name: trees.flatten(plain.named[name]) for name in self.wrt or plain.named}
         leaves = [leaf for name, flat in flats.items() for leaf in self._leaves(name, given[name], flat)]
+        found = self._computed(plain, leaves, step, state)
         if not leaves:
             return Evaluation(found.value, None, found.metrics, found.state)
         ops = owner(found.value)
@@ -100,6 +100,14 @@ class Perturbing(Wrapper):
             metrics["gradient_variance"] = ops.clip(spread, 0.0, None) / (self.pairs - 1)
         return Evaluation(found.value, _structured(flats, leaves, means, whole=False), metrics, found.state)
 
+    def _computed(self, inputs: CallInputs, leaves: Sequence[_Leaf], step: Any, state: Any) -> Evaluation:
+        """The term at some inputs, with its value in their library, whichever it computed with."""
+        found = compute(self.term, inputs, step, state)
+        if inputs.ops is not None and owner(found.value) is not inputs.ops:
+            like = leaves[0].array if leaves else inputs.ops.zero(inputs.like)
+            found.value = inputs.ops.as_array(found.value, like)
+        return found
+
     def _leaves(self, name: str, given: Any, flat: trees.Flat) -> Iterator[_Leaf]:
         for index, (original, array) in enumerate(zip(trees.arrays(given), flat.leaves, strict=True)):
             ops = owner(array)
@@ -115,7 +123,7 @@ class Perturbing(Wrapper):
 
         def values_at(points: Sequence[Any]) -> Any:
             found = [
-                compute(self.term, plain.replaced(_structured(flats, leaves, moved, whole=True)), step, state).value
+                self._computed(plain.replaced(_structured(flats, leaves, moved, whole=True)), leaves, step, state).value
                 for moved in zip(*points, strict=True)
             ]
             ops = owner(found[0])
