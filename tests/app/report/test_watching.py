@@ -66,6 +66,17 @@ def test_a_change_is_told_at_once(tmp_path):
         later.join()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ablation.json", "search.json"])
+def test_the_end_of_a_run_in_an_ablation_or_a_search_is_a_change(tmp_path, name):
+    small(tmp_path / "all-seed-0", steps=9)
+    (tmp_path / name).write_text("{}")
+    with watching(tmp_path) as server:
+        before = server.stamp()
+        (tmp_path / name).write_text('{"runs": []}')
+        assert server.stamp() != before
+
+
 def test_a_run_that_is_not_there_is_an_error(tmp_path, capsys):
     assert cli.main(["watch", str(tmp_path / "nothing")]) == 2
     assert "is not a folder" in capsys.readouterr().err

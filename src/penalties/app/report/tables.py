@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from ...pipeline.output import BASE
 from ..problems import counted
 from .charts.chart import Chart
@@ -124,8 +122,8 @@ class Samples:
 def samples(run: RunLog) -> Samples | None:
     """What the model said at evaluations from the first to the last; None if it was not asked."""
     steps = sorted(step for step, said in run.spoken.items() if said)
-    places = np.linspace(0, max(0, len(steps) - 1), min(len(steps), _SAMPLED)).round().astype(int)
-    some = [steps[place] for place in places.tolist()]
+    count = min(len(steps), _SAMPLED)
+    some = [steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)]
     prompts = dict.fromkeys(prompt for step in some for prompt, _ in run.spoken[step])
     if not prompts:
         return None
