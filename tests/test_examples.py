@@ -22,14 +22,16 @@ KEY_LINES = {
     "fair_loans.py": r"^with it: +accuracy 7[3-9]\.\d%, .* gap 0\.0[0-4]\d \(p = 0\.[1-9]",
     "http_service.py": r"^372 requests, \d+ of them failed, and no step was lost$",
     "jax_loop.py": r"^4002 steps with as many different weights: traced 1 time$",
+    "judge.py": r"^after:  people like it by  [1-9]\.\d\d, ",
     "knowledge_base.py": r"^with the facts: +7\d\.\d% of cities right, +\d\.\d% of answers against the facts$",
     "mixture_of_experts.py": r"^with the term: +the busiest expert gets 1\d% of the inputs, accuracy 9\d\.\d%$",
     "persistent_homology.py": r"^loops in the code of a knot: 4 without the term, 1 with it$",
     "pytorch_loop.py": r"^base_loss and confidence conflict: the cosine between their gradients is -0\.\d\d$",
     "pytorch_train_step.py": r"^with terms: +test accuracy +9[5-9]\.\d%, inputs in use +\d of 30$",
     "quickstart.py": r"^after:  test accuracy",
-    "soft_rules.py": r"^with rules: +9[6-9]\.\d% of unseen animals right, 99\.\d% of answers satisfy all rules",
+    "soft_rules.py": r"^with rules: +9[6-9]\.\d% of unseen animals right, (99\.\d|100\.0)% of answers satisfy all",
     "smt_solver.py": r"^test accuracy with ten labels: [67]\d\.\d% without the solver, 9\d\.\d% with it$",
+    "validation_service.py": r"^(8[5-9]|9\d|100)% of new texts are formulas, \d+ of 128 different$",
 }
 
 

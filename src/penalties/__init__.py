@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import NonFiniteError as NonFiniteError
     from .errors import OptionError as OptionError
     from .errors import PenaltiesError as PenaltiesError
+    from .errors import ServiceError as ServiceError
     from .errors import ShapeError as ShapeError
     from .errors import TermError as TermError
     from .errors import TermTimeoutError as TermTimeoutError
@@ -69,6 +70,7 @@ _HOMES = {
         "NonFiniteError",
         "OptionError",
         "PenaltiesError",
+        "ServiceError",
         "ShapeError",
         "TermError",
         "TermTimeoutError",

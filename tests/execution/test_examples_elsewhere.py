@@ -3,9 +3,8 @@
 import importlib.util
 import itertools
 import json
-import os
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 import penalties as pn
 from penalties.terms import topology
+from penalties.terms.knowledge import Database, Knowledge, Table
 from penalties.testing import check_term
 
 
@@ -210,81 +210,42 @@ class TestService:
 
 class TestKnowledge:
     @pytest.fixture
-    def facts(self, knowledge: ModuleType, tmp_path: Path) -> Path:
-        knowledge.write_facts(tmp_path / "facts.db")
-        return tmp_path / "facts.db"
+    def term(self, knowledge: ModuleType, tmp_path: Path) -> Iterator[Knowledge]:
+        path = tmp_path / "facts.db"
+        knowledge.write_facts(path)
+        with Database(f"sqlite:///{path}", {"part of": Table("part_of", "part", "whole")}) as base:
+            yield Knowledge(base, rules=[knowledge.RULE], reduction="mean")
 
     @pytest.fixture
-    def logits(self, knowledge: ModuleType) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        sizes = {"city": knowledge.CITIES, "country": knowledge.COUNTRIES}
-        return {
-            name: torch.randn(5, size, dtype=torch.float64, generator=generator).requires_grad_()
-            for name, size in sizes.items()
-        }
+    def answers(self, knowledge: ModuleType) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(24, knowledge.CITIES + knowledge.COUNTRIES).double()
+        return knowledge.answers(model, torch.randn(knowledge.BATCH, 24, dtype=torch.float64))
 
-    def test_value_is_the_probability_of_what_the_facts_allow(
-        self, knowledge: ModuleType, facts: Path, logits: dict[str, torch.Tensor]
+    def test_value_is_the_probability_of_what_the_facts_contradict(
+        self, knowledge: ModuleType, term: Knowledge, answers: dict[str, torch.Tensor]
     ) -> None:
-        contradiction = knowledge.Contradiction(facts)
-        value, metrics = contradiction(**logits, considered=knowledge.CITIES)
-        contradiction.close()
-        city, country = logits["city"].softmax(-1), logits["country"].softmax(-1)
+        value, metrics = term(answers["p"], knowledge.FACTS)
+        city, country = answers["city"].softmax(-1), answers["country"].softmax(-1)
         # City n lies in country n % 8.
-        expected = sum(city[:, n] * country[:, n % knowledge.COUNTRIES] for n in range(knowledge.CITIES))
-        assert metrics == {"facts": knowledge.CITIES}
-        assert value.item() == pytest.approx(-expected.log().mean().item())
-
-    def test_only_cities_that_are_considered_are_asked_about(
-        self, knowledge: ModuleType, facts: Path, logits: dict[str, torch.Tensor]
-    ) -> None:
-        contradiction = knowledge.Contradiction(facts)
-        assert contradiction(**logits, considered=1)[1]["facts"] == len(logits["city"].argmax(-1).unique())
-        contradiction.close()
-
-    @pytest.mark.parametrize("runs", ["thread", "process"])
-    def test_each_worker_opens_the_file_once(
-        self,
-        knowledge: ModuleType,
-        facts: Path,
-        logits: dict[str, torch.Tensor],
-        executor: pn.Executor,
-        runs: Any,
-    ) -> None:
-        class Telling(knowledge.Contradiction):
-            def __call__(self, city: torch.Tensor, country: torch.Tensor) -> Any:
-                value, _ = super().__call__(city, country)
-                worker = threading.get_ident() if runs == "thread" else os.getpid()
-                return value, {"worker": worker, "connection": id(self.connection()), "opened": len(self.opened)}
-
-        contradiction = Telling(facts)
-        pipeline = pn.Pipeline([pn.Term(contradiction, name="contradiction", runs=runs)])
-        told = [executor.run(pipeline, logits)["contradiction"].metrics for _ in range(8)]
-        workers = {metrics["worker"] for metrics in told}
-        assert len(workers) <= executor.max_workers
-        assert len({(metrics["worker"], metrics["connection"]) for metrics in told}) == len(workers)
-        if runs == "process":
-            assert os.getpid() not in workers
-            assert {metrics["opened"] for metrics in told} == {1}
-        assert len(contradiction.opened) == (len(workers) if runs == "thread" else 0)
-        contradiction.close()
+        agree = sum(city[:, n] * country[:, n % knowledge.COUNTRIES] for n in range(knowledge.CITIES))
+        assert value.item() == pytest.approx(1 - agree.mean().item())
+        assert metrics["checked"] == knowledge.BATCH * knowledge.CITIES
 
     @pytest.mark.parametrize("runs", ["thread", "process"])
     def test_gradient_is_the_same_as_inline(
         self,
         knowledge: ModuleType,
-        facts: Path,
-        logits: dict[str, torch.Tensor],
+        term: Knowledge,
+        answers: dict[str, torch.Tensor],
         executor: pn.Executor,
         runs: Any,
     ) -> None:
-        contradiction = knowledge.Contradiction(facts)
+        p = answers["p"].detach().requires_grad_()
         gradients = []
         for where in ("inline", runs):
-            term = pn.Term(contradiction, name="contradiction", runs=where)
-            total = executor.run(pn.Pipeline([term]), logits).total
-            gradients.append(torch.autograd.grad(total, list(logits.values())))
-        contradiction.close()
-        for here, there in zip(*gradients, strict=True):
-            assert here.abs().sum() > 0
-            torch.testing.assert_close(there, here)
+            pipeline = pn.Pipeline([pn.Term(term, runs=where)])
+            total = executor.run(pipeline, {"p": p, "facts": knowledge.FACTS}).total
+            gradients.append(torch.autograd.grad(total, p)[0])
+        assert gradients[0].abs().sum() > 0
+        torch.testing.assert_close(gradients[1], gradients[0])

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from ..backends import Backend, owner
 from ..errors import OptionError
 from ..functional.options import check_number
+from ..functional.penalty import Facts, facts_of
 from ..trees import map_arrays
 from .binding import Enclosing, signature_of
 from .evaluate import compute
@@ -16,7 +17,7 @@ from .evaluation import Evaluation
 from .inputs import CallInputs
 from .term import Term
 
-__all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper"]
+__all__ = ["EMA", "WRAPPERS", "Normalized", "Wrapper", "facts_within"]
 
 
 class Wrapper(Enclosing):
@@ -151,6 +152,18 @@ def _wrapped(term: Term, kind: type[Wrapper], decay: float) -> Term:
     inner = {key: value for key, value in arguments.items() if key in _INNER}
     outer = {key: value for key, value in arguments.items() if key not in ("fn", "chunk", "compile")}
     return Term(kind(Term(**inner), decay), **outer)
+
+
+def facts_within(fn: Any) -> Facts | None:
+    """The facts of a penalty, also of one that is wrapped; None for any other function.
+
+    >>> import penalties as pn
+    >>> facts_within(pn.EMA(pn.Term(pn.entropy)).fn).function.__name__
+    'entropy'
+    """
+    while isinstance(fn, Wrapper):
+        fn = fn.term.fn
+    return facts_of(fn)
 
 
 WRAPPERS: Final[dict[str, Callable[..., Term]]] = {"ema": EMA, "normalized": Normalized}

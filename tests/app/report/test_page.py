@@ -537,14 +537,14 @@ def test_what_the_model_said_is_shown_and_its_metrics_are_drawn(tmp_path: Path) 
     path = tmp_path / "run" / "metrics.jsonl"
     path.parent.mkdir()
     lines: list[dict[str, Any]] = [{"kind": "step", "step": step, "loss": {"loss_total": 1.0}} for step in range(60)]
-    for step in range(0, 61, 10):
+    for step in range(0, 61, 4):
         said = [{"prompt": "a <b> =", "text": f"said after {step}"}, {"prompt": "c =", "text": ""}]
         lines.append({"kind": "samples", "step": step, "samples": said, "metrics": {"exact_match": step / 60}})
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     page = report.make([path.parent]).html
     assert "a &lt;b&gt; =" in page
-    shown = [step for step in range(0, 61, 10) if f"said after {step}<" in page]
-    assert shown == [0, 20, 30, 40, 50, 60]
+    shown = [step for step in range(0, 61, 4) if f"said after {step}<" in page]
+    assert shown == [0, 12, 24, 36, 48, 60]
     assert "over samples for held-out prompts" in page
     assert "exact_match" in page
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:60]))

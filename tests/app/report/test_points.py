@@ -10,6 +10,7 @@ from penalties.app.ablation.outcomes import Facts, write
 from penalties.app.report import make
 
 from .browser import DESKTOP, PHONE, Browser, Tab, assert_quiet, in_browser, plot, written
+from .test_charts_in_browser import choose
 from .test_cursor import number_of
 from .test_study import ablation
 
@@ -97,5 +98,22 @@ def test_names_neither_overlap_nor_leave_the_picture(driver: Browser, tmp_path: 
             apart = one["right"] <= other["left"] or other["right"] <= one["left"]
             assert apart or one["bottom"] <= other["top"] or other["bottom"] <= one["top"], (one, other)
         assert all(one["left"] >= 0 and one["right"] <= wide for one in texts)
+    finally:
+        tab.close()
+
+
+def test_names_are_text_wherever_they_are_said(driver: Browser, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=hacked=1>\"'</script><script>hacked=1</script>"
+    folder = ablation(tmp_path, {name: f"{evil} {name}" for name in ("all", "without kl", "kl.weight=2", "kl")})
+    make([folder]).save(folder / "report.html")
+    tab = driver.open(folder / "report.html", DESKTOP, 1800)
+    try:
+        for number in (0, 1, 2):
+            focus(tab, number)
+            tab.press("ArrowRight")
+            assert where(tab, number).startswith(evil)
+            choose(tab, "Table", number)
+        assert tab.run("[document.images.length, typeof hacked]") == [0, "undefined"]
+        assert_quiet(tab, folder / "report.html")
     finally:
         tab.close()

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from ...pipeline.output import BASE
 from ..problems import counted
 from .charts.chart import Chart
@@ -120,9 +122,10 @@ class Samples:
 
 
 def samples(run: RunLog) -> Samples | None:
-    """What the model said at the first and the last evaluations; None if it was not asked."""
+    """What the model said at evaluations from the first to the last; None if it was not asked."""
     steps = sorted(step for step, said in run.spoken.items() if said)
-    some = steps if len(steps) <= _SAMPLED else [steps[0], *steps[1 - _SAMPLED :]]
+    places = np.linspace(0, max(0, len(steps) - 1), min(len(steps), _SAMPLED)).round().astype(int)
+    some = [steps[place] for place in places.tolist()]
     prompts = dict.fromkeys(prompt for step in some for prompt, _ in run.spoken[step])
     if not prompts:
         return None
