@@ -275,6 +275,13 @@ def test_what_is_wrong_is_said(x: Any, options: dict[str, Any], kind: type[Excep
         hard_rules(x, **{"variables": ["a", "b"], **options})
 
 
+def test_names_may_be_anything() -> None:
+    rules = {"é | (x) \\u{1F600} |y|": "größe == 1", "a b": "größe == 2"}
+    (finding,) = explain(np.array([[[1.0, 0.0, 0.5]]]), rules=rules, variables=["größe"])
+    assert finding.violated == finding.core == tuple(rules)
+    assert finding.nearest is None
+
+
 def test_distinct_and_chains_are_understood() -> None:
     rules = ["distinct(a, b, c)", "0 < a < c", "-b * 2 <= 0"]
     for finding in explain(scores(10, 3, 3), rules=rules, variables=["a", "b", "c"]):
