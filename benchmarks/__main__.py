@@ -32,6 +32,7 @@ BENCHMARKS = (
     "optimizers",
     "capture",
     "execution",
+    "wrappers",
     "custom_loss",
     "train",
     "huggingface",

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 KEY_LINES = {
+    "cart_pole.py": r"^after:  up for [78]\.\d\d s, to the end (9\d|100)%$",
     "custom_distillation.py": r"^of the answers are right: teacher 100%, student \d% before and (9\d|100)% after$",
     "custom_dpo.py": r"^after:  100% of unseen pairs right, margin +[3-9]\.\d\d$",
     "custom_lora_orthogonality.py": r"^with the term: +loss 0\.\d+, overlap 0\.0\d+, effective rank [3-8]\.\d\d of 8$",

@@ -113,7 +113,8 @@ def test_the_core_depends_on_numpy_alone_and_bounds_have_reasons() -> None:
     libraries = {"torch", "jax", "optax", "ray", "tinker"}
     trainers = {"train", "quantize", "huggingface", "lightning", "keras"}
     terms = {"topology", "logic", "knowledge", "validation", "judge"}
-    extras = terms | {"process", "cli", "search", "data", "state", "plot", "all"} | trainers | libraries | sinks
+    others = {"process", "cli", "search", "data", "state", "cache", "plot", "all"}
+    extras = others | terms | trainers | libraries | sinks
     assert set(project["optional-dependencies"]) == extras
     section = text[text.index("[project]") : text.index("[project.urls]")]
     for line in section.splitlines():

@@ -14,8 +14,8 @@ from ..functional.options import POSITIVE, check_number
 from ..functional.penalty import facts_of
 from ..pipeline import Pipeline, Term
 from ..pipeline.output import BASE
-from ..pipeline.state import facts_within
 from ..pipeline.term import CALL_ARGUMENTS
+from ..pipeline.wrappers.wrapper import facts_within
 from . import losses
 from .packing import ALWAYS, FLAT, LOCAL, LOGITS, LOGPROBS, PACKED, is_local, likeliest_of, packed
 from .separable import Separation, is_ambiguous, separation_of

@@ -12,7 +12,7 @@ from ..errors import InputError, OptionError
 from ..pipeline import Evaluation, Term
 from ..pipeline.evaluate import compute
 from ..pipeline.inputs import CallInputs
-from ..pipeline.state import facts_within
+from ..pipeline.wrappers.wrapper import facts_within
 
 __all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGITS", "LOGPROBS", "PACKED", "Unpacked", "is_local", "likeliest_of"]
 __all__ += ["packed"]

@@ -302,6 +302,11 @@ class TestCode:
         status, out, err = run("check", path, "--no-code")
         assert (status, err) == (0, "")
         assert re.findall("note: (.*) was not imported", out) == ['samples.metrics: "own_terms:size"']
+        wrap = 'wrap = [{ kind = "straight_through", discretize = "own_terms:size" }]'
+        path = write(tmp_path, f'[[term]]\nfn = "l2"\ninputs = "params"\n{wrap}')
+        status, out, err = run("check", path, "--no-code")
+        assert (status, err) == (0, "")
+        assert re.findall("note: (.*) was not imported", out) == ['term.1.wrap.1.discretize: "own_terms:size"']
         assert not ran.exists()
         assert sys.path == before
 
