@@ -214,6 +214,7 @@ def test_what_is_wrong_is_said() -> None:
         (parity, (groups[:-1],), {}, pn.ShapeError, "the number of a group for each row of p"),
         (parity, (groups - 1,), {}, pn.OptionError, "groups=-1.0; expected the number of a group, from 0 to 1"),
         (parity, (groups,), {"count": 2}, pn.OptionError, "from 0 to 1"),
+        (parity, (groups + 90210,), {}, pn.OptionError, "numbers below 100, from 0 on, or count="),
         (parity, (groups,), {"count": 0}, pn.OptionError, "a whole number of at least 1"),
         (parity, (groups + 0.5,), {}, pn.BackendError, "whole numbers"),
         (parity, (np.eye(3)[groups],), {"count": 2}, pn.OptionError, "None or 3, as groups has columns"),

@@ -14,6 +14,7 @@ import z3
 
 import penalties as pn
 from penalties.terms.logic import ContradictionError, UndecidedError, Var, explain, hard_rules
+from tests.libraries import TORCH
 
 DIGITS = {"rules": {"sum": "10 * tens + ones + other == total"}, "variables": ["tens", "ones", "other"]}
 COLOURS = {"rules": ["a != b", "b != c", "a < c", "(a == 0) >> (c == 2)"], "variables": ["a", "b", "c"]}
@@ -135,12 +136,12 @@ def test_values_and_gradients_are_those_of_the_repair(library: Any, loss: Any) -
 
 
 @pytest.mark.parametrize("kind", ["booleans", pytest.param("numbers", marks=pytest.mark.slow)])
-def test_gradients_of_flags_and_numbers_are_finite_differences(autodiff: Any, kind: Any) -> None:
+def test_gradients_of_flags_and_numbers_are_finite_differences(kind: Any) -> None:
     x, step = 2 * scores(3, 2, seed=1), 1e-4
     rules = ["a != b"] if kind == "booleans" else ["a + b == 5"]
     for loss in ("margin", "cross_entropy") if kind == "booleans" else ("margin",):
         fn = lambda x, loss=loss: hard_rules(x, rules=rules, variables=["a", "b"], kind=kind, loss=loss)[0]
-        (slope,) = autodiff.gradients(fn, autodiff.array(x, "float64"))
+        (slope,) = TORCH.gradients(fn, TORCH.array(x, "float64"))
         assert slope.any()
         for index in np.ndindex(x.shape):
             nudge = np.zeros_like(x)
@@ -272,6 +273,13 @@ def test_inside_compilers_it_says_why_not() -> None:
 def test_what_is_wrong_is_said(x: Any, options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         hard_rules(x, **{"variables": ["a", "b"], **options})
+
+
+def test_names_may_be_anything() -> None:
+    rules = {"é | (x) \\u{1F600} |y|": "größe == 1", "a b": "größe == 2"}
+    (finding,) = explain(np.array([[[1.0, 0.0, 0.5]]]), rules=rules, variables=["größe"])
+    assert finding.violated == finding.core == tuple(rules)
+    assert finding.nearest is None
 
 
 def test_distinct_and_chains_are_understood() -> None:

@@ -122,6 +122,13 @@ def test_what_cannot_be_is_infinite_without_a_gradient(autodiff: Any, p: list[fl
     assert not autodiff.numpy(slope).any()
 
 
+@pytest.mark.parametrize("options", RANGES[:-1], ids=str)
+def test_nan_is_not_hidden(options: dict[str, int]) -> None:
+    p = probabilities(1)
+    p[0, 2] = np.nan
+    assert np.isnan(semantic_loss(p, **options)[0])
+
+
 def test_what_is_surely_so_is_zero() -> None:
     for p, options in (([1.0, 0.0, 1.0], {"exactly": 2}), ([0.3, 0.7], {"at_least": 0})):
         value, metrics = semantic_loss(np.array(p), **options)

@@ -144,6 +144,17 @@ def test_padding_reaches_nothing(library: Any, loss: Any) -> None:
         assert not slope[1].any()
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_nan_is_not_hidden(norm: Any) -> None:
+    for place in range(3):
+        p = probabilities(1)
+        p[0, place] = np.nan
+        for rule in ("a & b & c", "a | b | c", "(a >> b) & c"):
+            value, metrics = soft_rules(p, rules=[rule], variables=NAMES, norm=norm)
+            assert np.isnan(value)
+            assert np.isnan(metrics[f"truth/{rule}"])
+
+
 def test_reductions_are_sum_and_mean_of_rows() -> None:
     p = probabilities()
     rows = soft_rules(p, rules=RULES, variables=NAMES, reduction="none")[0]

@@ -1,7 +1,7 @@
 """Which rows are of which group, and the mean of something in each."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...backends import Backend, backend_of
 from ...errors import OptionError, ShapeError
@@ -10,6 +10,10 @@ from ...functional.reduction import check_mask, hide, weighted_mean
 from ..probabilities import probability_of
 
 __all__ = ["Batch", "Rates", "batch_of", "rates"]
+
+
+_MOST: Final = 100
+"""Groups that labels may have if nobody says how many there are."""
 
 
 class Batch(NamedTuple):
@@ -83,6 +87,9 @@ def _of_labels(function: str, ops: Backend, groups: Any, count: Any, shown: Any,
         check_count(function, "count", count, 1)
     elif ops.at_hand(groups):
         count = int(ops.read([groups.max()])[0]) + 1 if math.prod(groups.shape) else 1
+        if count > _MOST:
+            # A postcode, say: each number up to it would have a rate of its own.
+            raise OptionError(function, "groups", count - 1, f"numbers below {_MOST}, from 0 on, or count=")
     else:
         expected = "the number of groups: on a GPU, in JAX and inside a compiler no label is looked at"
         raise OptionError(function, "count", None, expected)

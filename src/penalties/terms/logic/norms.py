@@ -43,6 +43,7 @@ def godel(ops: Backend) -> Connectives[Any]:
 
     # Not half of a + b − |a − b|, which rounds.
     def larger(a: Any, b: Any) -> Any:
-        return ops.where(a == b, 0.5 * (a + b), ops.where(a > b, a, b))
+        # What is neither larger nor smaller is equal, or NaN.
+        return ops.where(a > b, a, ops.where(b > a, b, 0.5 * (a + b)))
 
     return Connectives(lambda a, b: 1.0 - larger(1.0 - a, 1.0 - b), larger, lambda a: 1.0 - a)

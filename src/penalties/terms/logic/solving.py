@@ -75,18 +75,19 @@ class Solver:
         try:
             self._solver.add([variable == value for variable, value in known])
             nearest = self._nearest(row, known)
-            labels = {str(rule): name for name, rule in self._rules.items()}
+            labels = [(rule, name) for name, rule in self._rules.items()]
             if nearest is not None:
                 # Rules that can hold: what excludes them is among the decisions.
                 for (variable, value), name in zip(decided, names, strict=True):
                     label = z3.Bool(f"decision {name}", given.context)
                     self._solver.add(z3.Implies(label, variable == value))
-                    labels[str(label)] = name
-            self._ask(row, self._solver, [z3.Bool(label, given.context) for label in labels])
-            found = {labels[label.decl().name()] for label in self._solver.unsat_core()}
+                    labels.append((label, name))
+            self._ask(row, self._solver, [label for label, _ in labels])
+            # By what they are: Z3 may write a name otherwise than it was given.
+            found = {label.get_id() for label in self._solver.unsat_core()}
         finally:
             self._solver.pop()
-        core = tuple(name for name in labels.values() if name in found)
+        core = tuple(name for label, name in labels if label.get_id() in found)
         return Finding(decisions, violated, core, None if nearest is None else dict(zip(names, nearest, strict=True)))
 
     def nearest_or_raise(self, row: Row) -> Finding:
