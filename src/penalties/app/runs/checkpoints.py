@@ -153,9 +153,8 @@ def find(run: Run, which: str | int | None = None) -> Checkpoint:
     there = dict(_folders(run))
     if step not in there:
         known = joined((str(one) for one in sorted(there)), "and")
-        raise RunError(
-            f"{run.folder} has no checkpoint after {counted(step, 'step')}; there are those after {known}", 2
-        )
+        after = counted(step, "step") if isinstance(step, int) else f'"{step}"'
+        raise RunError(f"{run.folder} has no checkpoint after {after}; there are those after {known}", 2)
     try:
         return _opened(there[step], step)
     except _DamagedError as error:
