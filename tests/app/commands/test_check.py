@@ -376,6 +376,16 @@ class TestParts:
         status, out, _ = run("check", write(tmp_path, self.SEPARABLE.replace("micro_batch_tokens = 40", "") + more))
         assert (status, "needs the whole batch" in out) == (0, False)
 
+    @pytest.mark.parametrize(("every", "own", "noted"), [(10, True, True), (0, True, False), (10, False, False)])
+    def test_logits_of_the_whole_batch_are_noted(
+        self, run: Run, tmp_path: Path, every: int, own: bool, noted: bool
+    ) -> None:
+        entropy = '[[term]]\nfn = "entropy"\ninputs = { p = "logits" }\noptions = { logits = true }\n'
+        separable = self.SEPARABLE.replace("[[term]]", f"gradients_every = {every}\n[[term]]")
+        status, out, err = run("check", write(tmp_path, separable + entropy + (self.OWN if own else "")))
+        assert (status, err) == (0, "")
+        assert ("note: train.gradients_every: in two passes, a step that measures" in out) == noted
+
     def test_your_own_loss_can_be_a_term(self, run: Run, tmp_path: Path) -> None:
         loss = '[train]\nmicro_batch_tokens = 40\nloss = "tests.app.config_terms:loss"'
         status, out, _ = run("check", write(tmp_path, loss))

@@ -49,6 +49,13 @@ def test_without_one_there_is_none(run: Run) -> None:
     assert latest(run) is None
 
 
+def test_one_that_is_not_there_is_an_error_that_names_those_there_are(run: Run) -> None:
+    save(run, 2)
+    save(run, 10)
+    with pytest.raises(RunError, match="has no checkpoint after 1 step; there are those after 2 and 10"):
+        find(run, 1)
+
+
 def test_the_last_one_is_found_with_all_that_was_in_it(run: Run) -> None:
     save(run, 2)
     save(run, 10, told=[1, 2])

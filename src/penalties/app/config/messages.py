@@ -95,7 +95,9 @@ def _unknown(schema: Schema, node: Schema, path: KeyPath, key: str, given: Any) 
     if any(word in key.lower() for word in _SECRETS):
         # The value is not repeated: it may be a secret.
         return "no such key; API keys are read from the environment (TINKER_API_KEY), never from a config: remove it"
-    hint = f"; use {ours}" if ours else nearest(key, known)
+    if ours:
+        return f"no such key, found {shown(given)}; use {ours}"
+    hint = nearest(key, known)
     if not hint:
         tables = cast("Mapping[str, Any]", schema["properties"])
         elsewhere = [f"[{name}]" for name, one in tables.items() if key in _properties(schema, one)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...files import check_plain, new_folder, open_plain, write_atomically
 from ...pipeline.saving import load_state, save_state
 from ...trees import map_arrays
-from ..problems import joined
+from ..problems import counted, joined
 from .disk import RunError, discard, read_object, reason, writing
 from .run import Run
 
@@ -153,11 +153,14 @@ def find(run: Run, which: str | int | None = None) -> Checkpoint:
     there = dict(_folders(run))
     if step not in there:
         known = joined((str(one) for one in sorted(there)), "and")
-        raise RunError(f"{run.folder} has no checkpoint after {step} steps; there are those after {known}", 2)
+        after = counted(step, "step") if isinstance(step, int) else f'"{step}"'
+        raise RunError(f"{run.folder} has no checkpoint after {after}; there are those after {known}", 2)
     try:
         return _opened(there[step], step)
     except _DamagedError as error:
-        raise RunError(f"the checkpoint after {step} steps cannot be used ({error}); choose another") from error
+        raise RunError(
+            f"the checkpoint after {counted(step, 'step')} cannot be used ({error}); choose another"
+        ) from error
 
 
 class _DamagedError(Exception):
