@@ -22,6 +22,7 @@ OPTIONAL = (
     *("torch", "jax", "scipy", "optax", "pydantic", "click", "rich", "ray"),
     *("wandb", "mlflow", "tensorboardX", "opentelemetry", "safetensors", "matplotlib", "pyarrow", "datasets"),
     *("sqlalchemy", "cachetools", "httpx", "tenacity", "aiolimiter", "transformers"),
+    *("gudhi", "sklearn"),
 )
 
 
@@ -112,8 +113,9 @@ def test_the_core_depends_on_numpy_alone_and_bounds_have_reasons() -> None:
     sinks = {"otel", "tensorboard", "mlflow", "wandb"}
     libraries = {"torch", "jax", "optax", "ray", "tinker"}
     trainers = {"train", "quantize", "huggingface", "lightning", "keras"}
-    terms = {"knowledge", "validation", "judge"}
-    extras = terms | {"process", "cli", "search", "data", "state", "plot", "all"} | trainers | libraries | sinks
+    terms = {"topology", "logic", "knowledge", "validation", "judge"}
+    others = {"process", "cli", "search", "data", "state", "cache", "plot", "all"}
+    extras = others | terms | trainers | libraries | sinks
     assert set(project["optional-dependencies"]) == extras
     section = text[text.index("[project]") : text.index("[project.urls]")]
     for line in section.splitlines():

@@ -201,10 +201,15 @@ _ANY: Final[Parameters] = {
 }
 
 
-def signature_of(fn: Any, given: Sequence[str]) -> inspect.Signature:
-    """The signature of a function around `fn`: its parameters, and these, which the pipeline fills in."""
-    own = [p for p in _parameters(fn).values() if p.name not in given]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in given]
+def signature_of(fn: Any, given: Sequence[str], required: Sequence[str] = ()) -> inspect.Signature:
+    """The signature of a function around `fn`: its parameters, and these; those that are `required` have no default."""
+    names = tuple(dict.fromkeys((*required, *given)))
+    own = [p for p in _parameters(fn).values() if p.name not in names]
+    missing = inspect.Parameter.empty
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=missing if name in required else None)
+        for name in names
+    ]
     last = [p for p in own if p.kind is p.VAR_KEYWORD]
     return inspect.Signature([*[p for p in own if p.kind is not p.VAR_KEYWORD], *more, *last])
 
