@@ -34,7 +34,7 @@ def trained_judge() -> BertForSequenceClassification:
     config = transformers.BertConfig(vocab_size=len(WORDS), num_labels=1, pad_token_id=0, **small, **dropout)
     judge = BertForSequenceClassification(config)
     optimizer = torch.optim.Adam(judge.parameters(), lr=2e-3)
-    for _ in range(600):
+    for _ in range(300):
         reviews = torch.randint(1, len(WORDS), (2, BATCH, LENGTH))
         difference = torch.stack([judge(input_ids=ids).logits[:, 0] for ids in reviews]).diff(dim=0)[0]
         preferred = torch.bernoulli((2 * torch.stack([liked(ids) for ids in reviews]).diff(dim=0)[0]).sigmoid())

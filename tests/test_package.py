@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = (
     *("torch", "jax", "scipy", "optax", "pydantic", "click", "rich", "ray"),
     *("wandb", "mlflow", "tensorboardX", "opentelemetry", "safetensors", "matplotlib", "pyarrow", "datasets"),
+    *("sqlalchemy", "cachetools", "httpx", "tenacity", "aiolimiter", "transformers"),
     *("gudhi", "sklearn"),
 )
 

@@ -127,6 +127,7 @@ def test_straight_through_is_the_value_of_the_likeliest_tokens_with_the_slopes_t
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+@pytest.mark.slow
 def test_probabilities_go_where_the_judge_likes_them_to():
     module = classifier()
     logits = torch.zeros(1, 3, len(WORDS), requires_grad=True)

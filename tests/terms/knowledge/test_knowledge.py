@@ -285,6 +285,7 @@ def test_a_rule_needs_relations(arguments: Any):
         Rule(*arguments)
 
 
+@pytest.mark.slow
 def test_a_rule_with_too_many_paths_is_an_error():
     dense = Graph([(a, "next", b) for a in range(65) for b in range(65)])
     facts = [(number, "start", other) for number in range(65) for other in range(65)]

@@ -164,10 +164,10 @@ def test_a_connection_is_used_again():
     def kept(request: Request) -> None:
         connections.add(request.connection)
         body = json.dumps({"results": [{"penalty": 1.0}]}).encode()
-        for _ in range(2):
-            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
-            request.connection.sendall(head.encode() + body)
-            request.connection.recv(65536)
+        whole = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        request.connection.sendall(whole)
+        request.connection.recv(65536)
+        request.connection.sendall(whole)
 
     with serving(kept) as service:
         validation = Validation(service.url, **plain())
@@ -183,6 +183,7 @@ def test_a_failure_that_passes_costs_a_retry():
     assert (evaluation.metrics["retries"], evaluation.metrics["failed"]) == (2, 0)
 
 
+@pytest.mark.slow
 def test_attempts_wait_longer_and_longer_at_random():
     waited = []
     for _ in range(12):
@@ -197,6 +198,7 @@ def test_attempts_wait_longer_and_longer_at_random():
     assert np.max(waited) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", ["1", None])
 def test_a_service_is_given_the_time_that_it_asks_for(after: str | None):
     from email.utils import formatdate
