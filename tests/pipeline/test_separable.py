@@ -57,7 +57,10 @@ def test_other_values_raise(separable: Any) -> None:
         (lambda: pn.Term(own, separable=True), 'scope="sum" or "mean" too'),
         (lambda: pn.Term(own, scope="step", separable=True), 'scope="sum" or "mean" too'),
         (lambda: pn.Term(pn.l1, separable=True), "None: a penalty says so itself"),
-        (lambda: pn.EMA(pn.Term(own, scope="sum", separable=True)), "None: what is around a term needs the whole batch"),
+        (
+            lambda: pn.EMA(pn.Term(own, scope="sum", separable=True)),
+            "None: what is around a term needs the whole batch",
+        ),
     ],
 )
 def test_what_cannot_be_separable_raises(make: Any, expected: str) -> None:
