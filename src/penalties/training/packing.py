@@ -92,6 +92,9 @@ def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:
     if not lists:
         return term
     facts = facts_within(term.fn)
+    if facts is not None and not facts.rows:
+        expected = f'one array, such as "{FLAT}{lists[0]}", with one datum after the other'
+        raise InputError(f'{term.name}: reads "{lists[0]}", a list with one array per datum; expected {expected}')
     if facts is not None and facts.rows and len(lists) == len(names):
         # A sum or mean over all elements is the same over the packed arrays, in one piece.
         return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})

@@ -13,6 +13,13 @@ from tests.training.custom_loss.cases import assert_trained_alike, squared
 
 
 class TestBadInput:
+    @pytest.mark.parametrize("term", [pn.Term(pn.orthogonality, inputs="logprobs"), pn.Term(pn.output_magnitude)])
+    def test_a_penalty_of_one_array_over_a_list_of_them(self, term: Any) -> None:
+        message = f'{term.name}: reads "logprobs", a list with one array per datum; expected .*"flat_logprobs"'
+        for one in (term, pn.EMA(term)):
+            with pytest.raises(pn.InputError, match=message):
+                forward_backward_custom(RemoteClient(), batch(2, 3), None, regularizers=[one])
+
     @pytest.mark.parametrize(
         ("data", "message"),
         [
