@@ -77,6 +77,19 @@ def test_what_is_not_finite_is_where_autograd_has_it(element: float, monkeypatch
     torch.testing.assert_close(fused.gradient[1].double(), plain.gradient[1], equal_nan=True)
 
 
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
+def test_the_gradient_of_one_term_at_nan_is_that_of_autograd(term: pn.Term, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 where it is a sign, as in PyTorch: the others must not hide it."""
+    xs = tensors()
+    with torch.no_grad():
+        xs[1][3, 3] = float("nan")
+    fused, plain = both(monkeypatch, xs, pn.Pipeline([term]))
+    torch.testing.assert_close(fused.gradient[1].double(), plain.gradient[1], rtol=1e-5, atol=1e-8, equal_nan=True)
+    torch.testing.assert_close(
+        fused.total_grad_norm.double(), plain.total_grad_norm, rtol=1e-4, atol=0.0, equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("layout", ["turned", "strided", "expanded"])
 def test_tensors_that_are_not_contiguous(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = tensors()[3].detach()

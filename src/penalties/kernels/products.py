@@ -32,5 +32,6 @@ def _matrix(factors: tuple[tuple[float, ...], ...], dtype: Any, device: Any) -> 
 
     # Kept for calls that take gradients, too.
     with torch.inference_mode(False):
-        matrix = torch.tensor(factors, dtype=dtype).to(device)
-        return matrix, matrix == 0
+        matrix = torch.tensor(factors, dtype=dtype)
+        # Compared here: a copy is there when it returns, and another stream would not wait for a kernel.
+        return matrix.to(device), (matrix == 0).to(device)

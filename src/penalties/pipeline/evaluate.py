@@ -9,6 +9,7 @@ from ..arrays import Logits, is_array
 from ..backends import owner
 from ..errors import GradientError, InputError, TermError, said
 from ..functional.penalty import facts_of
+from .binding import innermost
 from .chunks import in_chunks
 from .evaluation import Evaluation
 from .groups.fused import Combined
@@ -89,7 +90,7 @@ def evaluate_term(
 def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> Evaluation:
     """A term's value, on the graph of its inputs."""
     read = {name: inputs.find(term.name, name) for name in term.inputs.values()}
-    facts = facts_of(term.fn)
+    facts = facts_of(innermost(term).fn)
     chunked = term.chunk is not None
     if facts is None or not facts.distribution:
         # Your own function, or a penalty on parameters, is not told that logits may not exist.

@@ -30,7 +30,7 @@ class Wrapper(Enclosing):
     def __init__(self, term: Term, decay: float) -> None:
         """Keep the inner term, and how slowly the state moves."""
         expected = "a number from 0 to 1, without 1"
-        self.term: Term = term
+        self.term = term
         self.decay: float = check_number(self.title, "decay", decay, expected, low=0.0, high=1.0 - 2**-53)
 
     def inside(self, name: str, parameters: Sequence[str], options: Mapping[str, Any]) -> "Wrapper":

@@ -37,9 +37,9 @@ def _pointer(TABLE, which, like, W: constexpr):
 
 @triton.jit
 def _bent(x, delta):
-    """What a bent part has for x: its sign, or a line between −1 and 1."""
+    """What a bent part has for x: its sign, which is 0 for NaN as in PyTorch, or a line between −1 and 1."""
     if delta == 0.0:
-        s = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+        s = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
     else:
         s = tl.minimum(tl.maximum(x / delta, -1.0, tl.PropagateNan.ALL), 1.0, tl.PropagateNan.ALL)
     return s

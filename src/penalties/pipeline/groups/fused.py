@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...kernels import distributions, elementwise
 from ..evaluation import Evaluation
 from ..inputs import CallInputs
 from ..targets import Targets
 
-__all__ = ["Combined", "FusedDistributions", "FusedElements", "FusedGroup"]
+__all__ = ["RUNNING", "Combined", "FusedDistributions", "FusedElements", "FusedGroup"]
+
+RUNNING: Final = "it has a running value"
+"""Why a term inside a wrapper is computed by itself: what its gradient is multiplied by follows from its value."""
 
 
 class Combined(NamedTuple):

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 from ... import kernels
 from ...functional.penalty import DISTRIBUTIONS, Classwise, Elementwise, facts_of
 from ...kernels import distributions, elementwise
+from ..binding import Enclosing
 from ..inputs import CallInputs
 from ..targets import Targets
 from ..term import Term, Weight
-from .fused import FusedDistributions, FusedElements, FusedGroup
+from .fused import RUNNING, FusedDistributions, FusedElements, FusedGroup
 from .sharing import Reader, reader_of
 
 __all__ = ["Found", "Fusing", "nothing_to_fuse"]
@@ -92,6 +93,8 @@ class Fusing:
             return f'runs="{"async" if term.asynchronous else term.runs}"'
         if term.compile:
             return "compile=True"
+        if isinstance(term.fn, Enclosing):
+            return RUNNING
         if term.closed_form is None or not term.differentiable:
             own = facts_of(term.fn) is None
             return "your own function" if own else "no kernel computes this penalty with these options"

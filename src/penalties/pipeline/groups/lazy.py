@@ -14,13 +14,14 @@ from ...functional.penalty import facts_of
 from ...functional.reduction import weighted_mean
 from ...kernels.heads import Head, Rows, head_of
 from ...kernels.lengths import length
+from ..binding import Enclosing, innermost
 from ..evaluation import Evaluation
 from ..inputs import CallInputs
 from ..kinds import compiling
 from ..sums import Sums
 from ..targets import Targets
 from ..term import Term, Weight
-from .fused import Combined
+from .fused import RUNNING, Combined
 from .sharing import Reader, reader_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
         return f'runs="{"async" if term.asynchronous else term.runs}"'
     if term.compile:
         return "a graph of torch.compile"
+    if isinstance(term.fn, Enclosing):
+        return RUNNING
     if facts_of(term.fn) is None:
         return "your own function"
     if not _takes_logits(term) or not term.differentiable or term.reduction == "none":
@@ -109,6 +112,8 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
         return "blocks that form their gradient are for PyTorch tensors"
     if compiling() or ops.tracing(parts[0]):
         return "a compiler or a transform traces the call"
+    if any(map(_has_tangent, parts)):
+        return "a forward-mode derivative is taken"
     if term.on_error == "skip":
         return "it may be skipped, and the gradients of all terms are formed together"
     if due is not True:
@@ -120,9 +125,17 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
     return _misfit(reader) or (None if targets is None else _ungradable(reader, targets))
 
 
+def _has_tangent(x: Any) -> bool:
+    from torch.autograd import forward_ad
+
+    module: Any = forward_ad  # untyped in torch
+    return module.unpack_dual(x).tangent is not None
+
+
 def _takes_logits(term: Term) -> bool:
-    facts = facts_of(term.fn)
-    return facts is not None and facts.takes_logits(term.options)
+    inner = innermost(term)
+    facts = facts_of(inner.fn)
+    return facts is not None and facts.takes_logits(inner.options)
 
 
 def _misfit(reader: Reader) -> str | None:
