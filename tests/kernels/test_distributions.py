@@ -265,6 +265,21 @@ def test_tensors_that_are_not_contiguous(layout: str, monkeypatch: pytest.Monkey
     assert_same(*both(pipeline(logits=True), "student", monkeypatch, student=student, teacher=teacher))
 
 
+def test_a_row_that_begins_beyond_what_an_int_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third one: of 2³¹ elements only the rows take memory."""
+    apart = 2**30 + 16
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        room = torch.empty(2 * apart + 16, dtype=x.dtype, device=DEVICE)
+        return room.as_strided(x.shape, (apart, 1)).copy_(x)
+
+    student, teacher = (drawn(3, 16, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    inputs = {"student": spread(student), "teacher": spread(teacher), "labels": torch.tensor([3, 0, 15], device=DEVICE)}
+    labels = pn.Term(pn.cross_entropy, name="nll", inputs=("student", "labels"), options={"logits": True})
+    terms = pn.Pipeline([*pipeline("kl", "reverse", "js", "entropy", logits=True), labels])
+    assert_same(*both(terms, PAIR, monkeypatch, **inputs), torch.bfloat16)
+
+
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
 class TestOnAGpu:
     def test_more_elements_than_an_int_can_count(self) -> None:

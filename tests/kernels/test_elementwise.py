@@ -98,6 +98,23 @@ def test_tensors_that_are_not_contiguous(layout: str, monkeypatch: pytest.Monkey
     assert_same(*both(monkeypatch, [tensors()[1], x]), TIGHT[torch.float32])
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+def test_a_plan_from_before_a_graph_is_captured_is_not_used_in_it() -> None:
+    """Wherever the first input is: a table of addresses would be read when it is gone."""
+    x, beside = tensors()[3], torch.zeros(2)
+    terms = pn.Pipeline([pn.Term(pn.l1, inputs="x"), pn.Term(pn.l2, inputs="x")])
+    for _ in range(2):
+        terms.value_and_grad(beside=beside, x=x, wrt="x")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = terms.value_and_grad(beside=beside, x=x, wrt="x")
+    with torch.no_grad():
+        x.mul_(2.0)
+    graph.replay()
+    expected = terms.value_and_grad(beside=beside, x=x, wrt="x")
+    torch.testing.assert_close(out.gradient["x"], expected.gradient["x"])
+
+
 class TestAccumulating:
     def test_new_gradients(self) -> None:
         xs = tensors()

@@ -60,9 +60,8 @@ class _Totals(torch.autograd.Function):
         needed = list(ctx.needs_input_grad[:2])
         found = _gradients(x, y, labels, numbers, first, *ctx.setting, needed, even=not shares)
         if torch.is_grad_enabled():
-            found = [_Once.apply(one, x, y) if one.numel() else one for one in found]
-        returned = [one if need else None for one, need in zip(found, needed, strict=True)]
-        return *returned, *[None] * (7 + len(shares))
+            found = [None if one is None else _Once.apply(one, x, y) for one in found]
+        return *found, *[None] * (7 + len(shares))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -98,15 +97,15 @@ def _gradients(
     x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
     upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool], *,
     even: bool = False,
-) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients at x and at y; an empty tensor where none is needed.
+) -> list[Any]:  # fmt: skip
+    """The gradients at x and at y; None where none is needed.
 
     `upstream` has a column for each row, or where all are `even` one for all of them.
     """
     nothing = [0.0] * SUMS
     setting = temperature, logits, False
     rows = Rows.of(numbers)
-    found = [x.new_empty(0), x.new_empty(0)]
+    found: list[Any] = [None, None]
     flags: Any = None
     if not even:
         # What counts nowhere is not read: padding, and whatever is there.
@@ -143,7 +142,8 @@ def _backward(
     x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
     upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
-    return _gradients(x, y, labels, numbers, upstream[:SUMS].contiguous(), sums, temperature, logits, needed)
+    found = _gradients(x, y, labels, numbers, upstream[:SUMS].contiguous(), sums, temperature, logits, needed)
+    return [x.new_empty(0) if one is None else one for one in found]
 
 
 @_backward.register_fake

@@ -78,6 +78,8 @@ class Fusing:
         """For a call with these inputs and targets."""
         self.inputs = inputs
         self.targets = targets
+        self._leaves: dict[str, tuple[int, ...]] = {}
+        """By name of an input, the indices of its leaves among those of the targets."""
         self._elements: dict[tuple[int, ...], list[tuple[int, elementwise.Part]]] = {}
         self._classes: dict[_Pair, list[_Member]] = {}
         self._chunked: set[int] = set()
@@ -115,7 +117,10 @@ class Fusing:
         if term.chunk is not None:
             return "it is computed in chunks"
         (name,) = term.inputs.values()
-        leaves = tuple(leaf for leaf, target in enumerate(targets.names) if self.inputs.same(name, target))
+        if name not in self._leaves:
+            same = (leaf for leaf, target in enumerate(targets.names) if self.inputs.same(name, target))
+            self._leaves[name] = tuple(same)
+        leaves = self._leaves[name]
         if not leaves or len(leaves) != len(targets.nests[targets.names[leaves[0]]].leaves):
             return "gradients are not taken at all of its input"
         if leaves not in self._elements:

@@ -27,7 +27,7 @@ from .sharing import Reader, reader_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NO_GRADIENT", "Lazily", "LazyGroup", "lazily", "logits_read"]
+__all__ = ["NO_GRADIENT", "Lazily", "LazyGroup", "lazily"]
 
 NO_GRADIENT: Final = (
     "the gradient of terms over Logits is formed once, for the total; differentiate out.total, or use "
@@ -49,11 +49,6 @@ class Lazily(NamedTuple):
     fused: "LazyGroup"
 
 
-def logits_read(term: Term, inputs: CallInputs) -> list[str]:
-    """The inputs of a term that are `Logits`, or contain some."""
-    return [name for name in term.inputs.values() if next(trees.logits(inputs.find(term.name, name)), None) is not None]
-
-
 def lazily(
     terms: Sequence[tuple[int, Term, Weight, Any]], inputs: CallInputs, targets: Targets | None, *, hold: bool
 ) -> tuple[list[Lazily], dict[int, str]]:
@@ -63,8 +58,13 @@ def lazily(
     """
     reasons: dict[int, str] = {}
     groups: dict[Any, list[tuple[int, Reader]]] = {}
+    holds: dict[str, bool] = {}
+    """By name, whether an input is `Logits`, or contains some."""
     for index, term, weight, due in terms:
-        names = logits_read(term, inputs)
+        for name in term.inputs.values():
+            if name not in holds:
+                holds[name] = next(trees.logits(inputs.find(term.name, name)), None) is not None
+        names = [name for name in term.inputs.values() if holds[name]]
         if not names:
             continue
         reader = reader_of(term, inputs)
