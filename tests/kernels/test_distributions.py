@@ -184,8 +184,11 @@ def test_tensors_of_other_classes_are_left_to_the_functions() -> None:
     class Wrapped(torch.Tensor):
         pass
 
-    (group,) = pipeline("entropy").plan(student=drawn(4, 5).as_subclass(Wrapped), wrt="student")
+    x = drawn(4, 5)
+    (group,) = pipeline("entropy").plan(student=x.as_subclass(Wrapped), wrt="student")
     assert "no kernel for a Wrapped" in group.reason
+    (group,) = pipeline("entropy", mask="shown").plan(student=x, shown=x[:, 0].as_subclass(Wrapped), wrt="student")
+    assert "its mask is not a plain tensor" in group.reason
 
 
 @pytest.mark.parametrize("logits", [True, False])

@@ -154,6 +154,14 @@ class TestPlan:
         (*_, group) = TERMS.plan(xs)
         assert "not taken at all" in group.reason
 
+    def test_a_tensor_of_another_class_among_plain_ones(self) -> None:
+        class Wrapped(torch.Tensor):
+            pass
+
+        x, y = (x.detach() for x in tensors()[:2])
+        (*_, group) = TERMS.plan([x.requires_grad_(), y.as_subclass(Wrapped).requires_grad_()])
+        assert "no kernel for a Wrapped" in group.reason
+
     def test_mixed_dtypes(self) -> None:
         (*_, group) = TERMS.plan([tensors()[0], tensors(torch.bfloat16)[1]])
         assert "differ" in group.reason

@@ -81,8 +81,12 @@ def unsupported(x: "Tensor", y: "Tensor | None", masks: Sequence[Any], labels: A
     if y is not None and (y.shape != x.shape or y.dtype != x.dtype or y.device != x.device or y.layout != x.layout):
         return "its inputs differ in shape, dtype or device"
     for mask in masks:
-        if not isinstance(mask, torch.Tensor) or mask.shape != x.shape[:-1] or mask.device != x.device:
-            return "its mask is not a tensor on the same device, of the shape without the last axis"
+        if (
+            type(mask) not in (torch.Tensor, torch.nn.Parameter)
+            or mask.shape != x.shape[:-1]
+            or mask.device != x.device
+        ):
+            return "its mask is not a plain tensor on the same device, of the shape without the last axis"
         if mask.requires_grad or mask.is_complex():
             return "its mask requires a gradient, or is not real"
     if labels is not None:
