@@ -112,6 +112,17 @@ def test_a_weight_of_zero_has_a_norm(masked: bool, monkeypatch: pytest.MonkeyPat
     assert_same(*both(terms, PAIR, monkeypatch, **inputs))
 
 
+def test_the_norm_beside_terms_that_read_no_target_is_from_before_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher = (10 * drawn(2, 33, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    terms = pipeline("reverse", "entropy", "bonus", logits=True)
+    assert [len(group.jobs) for group in terms.plan(student=student, teacher=teacher, wrt="teacher")] == [1, 2]
+    found = terms.value_and_grad(student=student, teacher=teacher, wrt="teacher").total_grad_norm
+    monkeypatch.setenv("PENALTIES_KERNELS", "off")
+    right = terms.value_and_grad(student=student.double(), teacher=teacher.double(), wrt="teacher").total_grad_norm
+    # The gradient as it is written is 5e-3 off.
+    torch.testing.assert_close(found.double(), right, rtol=2e-4, atol=0.0)
+
+
 def test_one_tensor_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(4, 20, seed=11)
     other = pn.Term(pn.entropy, name="other", weight=0.7, inputs="teacher", options={"logits": True})
