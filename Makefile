@@ -72,8 +72,9 @@ test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(LOWEST_TESTS)
 
 # A server that others wrote, in an environment of its own: it needs other versions of the SDK and of transformers.
-# The SDK leaves its connections open.
-test-servers: $(SKYRL)/.ready
+# The SDK leaves its connections open. And PostgreSQL, started for the tests that read from it.
+test-servers: $(SKYRL)/.ready $(VENV)/.dev
+	PENALTIES_POSTGRESQL=1 $(BIN)/python -m pytest tests/postgresql
 	$(SKYRL)/bin/python -m pytest --confcutdir=tests/skyrl -W "ignore:unclosed:ResourceWarning" tests/skyrl
 
 # Other people's trainers, as they are, in an environment of their own: the versions are those of constraints.txt.

@@ -32,11 +32,13 @@ BENCHMARKS = (
     "optimizers",
     "capture",
     "execution",
+    "wrappers",
     "custom_loss",
     "train",
     "huggingface",
     "lightning",
     "sdk",
+    "topology",
     "gpu",
 )
 

@@ -12,7 +12,7 @@ MATRICES = 95
 WIDTH = 512
 L1, L2 = 1e-5, 1e-4
 
-# A CPU misses it: the hook passes over the weights three times, and decision 38 says what was tried.
+# A pass of its own over the weights cannot keep it where memory binds: decision 38 says why, and what was tried.
 MOST = 1.1
 
 

@@ -1,4 +1,7 @@
-"""How soon the package and the program start, each in a fresh interpreter, and how long a large report takes."""
+"""How soon the package and the program start, each in a fresh interpreter, and how long a large report takes.
+
+With Chromium on the path, also how soon that report is seen.
+"""
 
 import json
 import math
@@ -9,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.app.report.browser import CHROMIUM, DESKTOP, Browser, browser
 
 from .harness import Row, compare
 
@@ -39,7 +44,7 @@ def _python(*arguments: str) -> Callable[[], object]:
 
 
 def _report(scale: float) -> list[Row]:
-    """A report of ten long runs: its time beside parsing the logs as JSON, and its size beside theirs."""
+    """A report of ten long runs: its time beside parsing the logs as JSON, its size beside theirs, and its opening."""
     runs, steps = (10, 10_000) if scale else (2, 100)
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place, f"run{number}") for number in range(runs)]
@@ -60,7 +65,29 @@ def _report(scale: float) -> list[Row]:
             most=3000.0,
         )
         logs = [sum((folder / "metrics.jsonl").stat().st_size for folder in folders) / 1e6]
-        return [time, Row(f"{case}, size", "MB", logs, [page.stat().st_size / 1e6], logs, most=4.0)]
+        size = Row(f"{case}, size", "MB", logs, [page.stat().st_size / 1e6], logs, most=4.0)
+        return [time, size, *([_paint(case, page, scale)] if CHROMIUM else [])]
+
+
+def _paint(case: str, page: Path, scale: float) -> Row:
+    """How soon a page has its first paint with contents, beside a page of one word."""
+    plain = page.with_name("plain.html")
+    plain.write_text("<!DOCTYPE html><title>plain</title><p>plain")
+    rounds = max(1, round(10 * scale))
+    with browser() as driver:
+        sides = list(
+            zip(*([_painted(driver, one) for one in (plain, page, plain)] for _ in range(rounds)), strict=True)
+        )
+    return Row(f"{case}, first paint", "ms", *sides, most=500.0)
+
+
+def _painted(driver: Browser, page: Path) -> float:
+    tab = driver.open(page, DESKTOP)
+    try:
+        tab.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 60)))")
+        return tab.run("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    finally:
+        tab.close()
 
 
 def _odd_reports(scale: float) -> list[Row]:

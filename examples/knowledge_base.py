@@ -1,15 +1,14 @@
 """Keep a network's answers consistent with a knowledge base, which is an SQLite file.
 
 A network names the city and the country of each photograph. It has one label per city and many for countries, and the
-knowledge base knows where each city is: in a district, in a state, in a country. Two terms look up the cities that the
-network considers. SQLite releases the interpreter lock while it searches, so they run in threads, and each thread opens
-the file once. Run it with `python examples/knowledge_base.py`; it needs PyTorch.
+knowledge base knows where each city is: in a district, in a state, in a country. A rule follows a city upwards, and
+says that it must arrive in the country of the photograph. Two terms, in threads, ask the database about each place
+once. Run it with `python examples/knowledge_base.py`; it needs `pip install "penalties[torch,knowledge]"`.
 """
 
 import itertools
 import sqlite3
 import tempfile
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -18,62 +17,24 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import penalties as pn
+from penalties.terms.knowledge import Database, Facts, Knowledge, Rule, Table
 
 STEPS = 200
-CITIES, COUNTRIES = 64, 8
+BATCH, CITIES, COUNTRIES = 32, 64, 8
 RANDOM = Generator().manual_seed(0)
 # In each photograph there are a country, a city of it, and noise.
 CLEAN = torch.randn(COUNTRIES, 24, generator=RANDOM).repeat(8, 1) + torch.randn(CITIES, 24, generator=RANDOM)
 NOISE = {"day": 0.8, "night": 1.2}
 
-# From each city upwards to its country.
-QUERY = """
-    WITH RECURSIVE up(city, place) AS (
-        SELECT part, whole FROM part_of WHERE part IN ({})
-        UNION ALL
-        SELECT city, whole FROM up JOIN part_of ON part = place
-    )
-    SELECT city, place FROM up WHERE place LIKE 'country %'
-"""
-
-
-class Contradiction:
-    """`-log P(the city is in the country)` by the facts, averaged over photographs (Xu et al., "Semantic Loss", 2018).
-
-    Each worker opens the file at its first query, and keeps the connection.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.worker = threading.local()
-        self.opened: list[sqlite3.Connection] = []
-
-    def __call__(self, city: Tensor, country: Tensor, considered: int = 8) -> tuple[Tensor, dict[str, int]]:
-        """Look up the likeliest cities of each photograph."""
-        asked = [f"city {number}" for number in city.topk(considered).indices.unique().tolist()]
-        facts = self.connection().execute(QUERY.format(", ".join("?" * len(asked))), asked).fetchall()
-        # Tensors from here on: PyTorch differentiates them, in the thread.
-        agree = torch.zeros(CITIES, COUNTRIES, dtype=torch.bool)
-        for one, other in facts:
-            agree[int(one.split()[1]), int(other.split()[1])] = True
-        joint = city.log_softmax(-1)[:, :, None] + country.log_softmax(-1)[:, None]
-        return -joint[:, agree].logsumexp(-1).mean(), {"facts": len(facts)}
-
-    def connection(self) -> sqlite3.Connection:
-        """The connection of this worker."""
-        if not hasattr(self.worker, "connection"):
-            # Another thread closes it, once the workers are gone.
-            self.worker.connection = sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, check_same_thread=False)
-            self.opened.append(self.worker.connection)
-        return self.worker.connection
-
-    def close(self) -> None:
-        for connection in self.opened:
-            connection.close()
-
-    def __reduce__(self) -> tuple[type["Contradiction"], tuple[Path]]:
-        """With `runs="process"` only the path is sent, and each process opens the file itself."""
-        return type(self), (self.path,)
+# What the network may say of the photographs of a step, in the order of its probabilities.
+FACTS = Facts(
+    (photo, relation, f"{kind} {number}")
+    for photo in range(BATCH)
+    for relation, kind, count in (("shows", "city", CITIES), ("taken in", "country", COUNTRIES))
+    for number in range(count)
+)
+# A city is part of a district, that of a state, and that of the country where the photograph was taken.
+RULE = Rule(("shows", "part of", "part of", "part of"), "taken in")
 
 
 def write_facts(path: Path) -> None:
@@ -99,8 +60,9 @@ def photographs(cities: Tensor, when: str, random: Generator) -> Tensor:
 
 
 def answers(model: nn.Linear, x: Tensor) -> dict[str, Tensor]:
-    """Two groups of logits."""
-    return dict(zip(("city", "country"), model(x).split([CITIES, COUNTRIES], -1), strict=True))
+    """Two groups of logits, and the probabilities of all of them."""
+    city, country = model(x).split([CITIES, COUNTRIES], -1)
+    return {"city": city, "country": country, "p": torch.cat([city.softmax(-1), country.softmax(-1)], -1)}
 
 
 def train(pipeline: pn.Pipeline, *, report: bool = False) -> str:
@@ -113,17 +75,17 @@ def train(pipeline: pn.Pipeline, *, report: bool = False) -> str:
     known = photographs(cities, "day", random)
     with pn.Executor(max_workers=2) as executor:
         for step in range(STEPS + 1):
-            seen = {when: torch.randint(CITIES, (32,), generator=random) for when in NOISE}
+            seen = {when: torch.randint(CITIES, (BATCH,), generator=random) for when in NOISE}
             inputs = {when: answers(model, photographs(seen[when], when, random)) for when in NOISE}
-            inputs["known"] = answers(model, known)
-            countries = torch.cat([*seen.values()]) % COUNTRIES
-            out = executor.run(pipeline, {**inputs, "cities": cities, "countries": countries})
+            inputs |= {"known": answers(model, known), "cities": cities, "facts": FACTS}
+            inputs["countries"] = torch.cat([*seen.values()]) % COUNTRIES
+            out = executor.run(pipeline, inputs)
             optimizer.zero_grad()
             out.total.backward()
             optimizer.step()
             if report and step % 50 == 0:
                 numbers = out.metrics()
-                names = ("base_loss", "day", "night", "day/facts", "night/facts")
+                names = ("base_loss", "day", "night", "night/violated", "night/queries")
                 print(f"{step:4d} " + " ".join(f"{numbers[name]:10.4g}" for name in names))
     cities = torch.arange(2000) % CITIES
     answer = answers(model, photographs(cities, "night", random))
@@ -137,13 +99,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "facts.db"
         write_facts(path)
-        with closing(Contradiction(path)) as contradiction:
-            about = {"weight": 0.5, "runs": "thread", "timeout": 5}
-            terms = [pn.Term(contradiction, name=w, inputs=(f"{w}.city", f"{w}.country"), **about) for w in NOISE]
-            print(f"{'step':>4} {'base':>10} {'day':>10} {'night':>10} {'facts: day':>10} {'night':>10}")
+        with Database(f"sqlite:///{path}", {"part of": Table("part_of", "part", "whole")}, timeout=2) as base:
+            knowledge = Knowledge(base, rules=[RULE], reduction="mean")
+            about = {"weight": 1.0, "runs": "thread", "timeout": 5}
+            terms = [pn.Term(knowledge, name=w, inputs=(f"{w}.p", "facts"), **about) for w in NOISE]
+            print(f"{'step':>4} {'base':>10} {'day':>10} {'night':>10} {'violated':>10} {'queries':>10}")
             taught = train(pn.Pipeline(terms, base=BASE), report=True)
-            print(f"\n{2 * (STEPS + 1)} questions, {len(contradiction.opened)} connections")
-    print(f"without the facts: {train(pn.Pipeline(base=BASE))}")
+    print(f"\nwithout the facts: {train(pn.Pipeline(base=BASE))}")
     print(f"with the facts:    {taught}")
 
 

@@ -13,21 +13,26 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 KEY_LINES = {
+    "cart_pole.py": r"^after:  up for [78]\.\d\d s, to the end (9\d|100)%$",
     "custom_distillation.py": r"^of the answers are right: teacher 100%, student \d% before and (9\d|100)% after$",
     "custom_dpo.py": r"^after:  100% of unseen pairs right, margin +[3-9]\.\d\d$",
     "custom_lora_orthogonality.py": r"^with the term: +loss 0\.\d+, overlap 0\.0\d+, effective rank [3-8]\.\d\d of 8$",
     "custom_remote_terms.py": r"^31 requests to the service, and 1 process beside this one$",
     "custom_supervised.py": r"^with terms: +(9\d|100)% of sums right, entropy 3\.\d\d, 0\.\d\d nats a token from",
     "distributed_loop.py": r"^test accuracy +9\d\.\d%, inputs in use +2 of 30$",
+    "fair_loans.py": r"^with it: +accuracy 7[3-9]\.\d%, .* gap 0\.0[0-4]\d \(p = 0\.[1-9]",
     "http_service.py": r"^372 requests, \d+ of them failed, and no step was lost$",
     "jax_loop.py": r"^4002 steps with as many different weights: traced 1 time$",
+    "judge.py": r"^after:  people like it by  [1-9]\.\d\d, ",
     "knowledge_base.py": r"^with the facts: +7\d\.\d% of cities right, +\d\.\d% of answers against the facts$",
     "mixture_of_experts.py": r"^with the term: +the busiest expert gets 1\d% of the inputs, accuracy 9\d\.\d%$",
     "persistent_homology.py": r"^loops in the code of a knot: 4 without the term, 1 with it$",
     "pytorch_loop.py": r"^base_loss and confidence conflict: the cosine between their gradients is -0\.\d\d$",
     "pytorch_train_step.py": r"^with terms: +test accuracy +9[5-9]\.\d%, inputs in use +\d of 30$",
     "quickstart.py": r"^after:  test accuracy",
+    "soft_rules.py": r"^with rules: +9[6-9]\.\d% of unseen animals right, (99\.\d|100\.0)% of answers satisfy all",
     "smt_solver.py": r"^test accuracy with ten labels: [67]\d\.\d% without the solver, 9\d\.\d% with it$",
+    "validation_service.py": r"^(8[5-9]|9\d|100)% of new texts are formulas, \d+ of 128 different$",
 }
 
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = (
     *("torch", "jax", "scipy", "optax", "pydantic", "click", "rich", "ray"),
     *("wandb", "mlflow", "tensorboardX", "opentelemetry", "safetensors", "matplotlib", "pyarrow", "datasets"),
+    *("gudhi", "sklearn"),
 )
 
 
@@ -85,7 +86,7 @@ def test_every_public_name_is_there() -> None:
 
 def test_functions_and_classes_pickle_by_name() -> None:
     modules = [name for name in pn.__all__ if inspect.ismodule(getattr(pn, name))]
-    assert modules == ["gradients", "runs", "schedules", "telemetry", "testing", "training"]
+    assert modules == ["gradients", "runs", "schedules", "telemetry", "terms", "testing", "training"]
     places = [pn, *(getattr(pn, name) for name in modules)]
     for thing in (getattr(place, name) for place in places for name in place.__all__ if name not in modules):
         if inspect.isclass(thing) or inspect.isfunction(thing):
@@ -111,7 +112,9 @@ def test_the_core_depends_on_numpy_alone_and_bounds_have_reasons() -> None:
     sinks = {"otel", "tensorboard", "mlflow", "wandb"}
     libraries = {"torch", "jax", "optax", "ray", "tinker"}
     trainers = {"train", "quantize", "huggingface", "lightning", "keras"}
-    extras = {"process", "cli", "search", "data", "state", "plot", "all"} | trainers | libraries | sinks
+    terms = {"topology", "logic", "knowledge", "validation", "judge"}
+    others = {"process", "cli", "search", "data", "state", "cache", "plot", "all"}
+    extras = others | terms | trainers | libraries | sinks
     assert set(project["optional-dependencies"]) == extras
     section = text[text.index("[project]") : text.index("[project.urls]")]
     for line in section.splitlines():

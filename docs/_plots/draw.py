@@ -247,9 +247,63 @@ def draw_custom_loss() -> None:
     figure.save("custom_loss.svg")
 
 
+def draw_placement() -> None:
+    """Where six libraries have regularizers: which part of a training step they act on, built in or written by hand."""
+    built, hand, ours = COLORS["confidence"], COLORS["sparsity"], COLORS["overlap"]
+    figure = Figure(760, 486, "Where regularizers live: six libraries and this one, by the part of a step they act on")
+    places = ["layer", "loss", "gradient", "update", "weights"]
+    words = ["forward", "terms added up", "before scaling", "beside its step", "after the step"]
+    for index, (place, note) in enumerate(zip(places, words, strict=True)):
+        left = 94 + 134 * index
+        figure.box(left, 8, 124, 46, place, note, color=COLORS["base_loss"])
+        if index:
+            figure.arrow([(left - 10, 31), (left, 31)], COLORS["base_loss"])
+    rows: dict[str, dict[str, tuple[str, str]]] = {
+        "PyTorch": {
+            "layer": ("parametrize", "orthogonal, …"),
+            "loss": ("by hand", "loss + w · term"),
+            "gradient": ("weight_decay", "SGD, Adam"),
+            "update": ("weight_decay", "AdamW"),
+            "weights": ("prune", "by magnitude"),
+        },
+        "JAX, optax": {
+            "loss": ("by hand", "loss + w · term"),
+            "gradient": ("weight decay", "early in a chain"),
+            "update": ("weight decay", "late in a chain"),
+            "weights": ("projections", "nonnegative"),
+        },
+        "Keras": {
+            "layer": ("regularizers", "and of activities"),
+            "loss": ("add_loss", "has no names"),
+            "update": ("weight_decay", "all optimizers"),
+            "weights": ("constraints", "Ftrl: L1"),
+        },
+        "Lightning": {"loss": ("by hand", "training_step"), "weights": ("ModelPruning", "a callback")},
+        "Trainer": {"loss": ("by hand", "compute_loss"), "update": ("weight_decay", "AdamW")},
+        "TRL": {"loss": ("fixed terms", "KL, entropy, …"), "update": ("weight_decay", "AdamW")},
+        "penalties": {
+            "layer": ("Penalty", "for Keras"),
+            "loss": ("Pipeline", "named terms"),
+            "gradient": ("decay", "coupled L1, L2"),
+            "update": ("decay", "decoupled"),
+            "weights": ("proximal", "exact zeros"),
+        },
+    }
+    for row, (library, cells) in enumerate(rows.items()):
+        top = 72 + 54 * row
+        figure.text(84, top + 25, library, anchor="end", strong=True)
+        for place, (title, note) in cells.items():
+            color = ours if library == "penalties" else hand if title == "by hand" else built
+            figure.box(94 + 134 * places.index(place), top, 124, 42, title, note, color=color)
+    for x, color, entry in ((94, built, "built in"), (228, hand, "written by hand"), (396, ours, "this project")):
+        figure.swatch(x, 472, color, entry)
+    figure.save("placement.svg")
+
+
 if __name__ == "__main__":
     ASSETS.mkdir(exist_ok=True)
     draw_shares()
     draw_schedules()
     draw_execution()
     draw_custom_loss()
+    draw_placement()

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from .errors import NonFiniteError as NonFiniteError
     from .errors import OptionError as OptionError
     from .errors import PenaltiesError as PenaltiesError
+    from .errors import ServiceError as ServiceError
     from .errors import ShapeError as ShapeError
     from .errors import TermError as TermError
     from .errors import TermTimeoutError as TermTimeoutError
     from .errors import WorkerLostError as WorkerLostError
     from .execution.executor import Executor as Executor
+    from .execution.replaying import replay as replay
     from .functional import *
     from .integrations import auxiliary as auxiliary
     from .integrations import capture as capture
@@ -37,13 +39,19 @@ if TYPE_CHECKING:
     from .integrations import train_step as train_step
     from .integrations import wrap_loss as wrap_loss
     from .pipeline import EMA as EMA
+    from .pipeline import SPSA as SPSA
+    from .pipeline import Cached as Cached
     from .pipeline import Evaluation as Evaluation
+    from .pipeline import EvolutionStrategies as EvolutionStrategies
     from .pipeline import Explanation as Explanation
     from .pipeline import LossOutput as LossOutput
     from .pipeline import Monitor as Monitor
     from .pipeline import Normalized as Normalized
     from .pipeline import Pipeline as Pipeline
     from .pipeline import Regularizer as Regularizer
+    from .pipeline import ScoreFunction as ScoreFunction
+    from .pipeline import Stale as Stale
+    from .pipeline import StraightThrough as StraightThrough
     from .pipeline import Term as Term
     from .pipeline import TermOutput as TermOutput
     from .pipeline import debug as debug
@@ -51,6 +59,7 @@ if TYPE_CHECKING:
     from .pipeline import gradients as gradients
     from .pipeline import load_state as load_state
     from .pipeline import plot as plot
+    from .pipeline import recording as recording
     from .pipeline import save_state as save_state
     from .pipeline import schedules as schedules
 
@@ -69,21 +78,29 @@ _HOMES = {
         "NonFiniteError",
         "OptionError",
         "PenaltiesError",
+        "ServiceError",
         "ShapeError",
         "TermError",
         "TermTimeoutError",
         "WorkerLostError",
     ),
     ".execution.executor": ("Executor",),
+    ".execution.replaying": ("replay",),
     ".pipeline": (
         "EMA",
+        "SPSA",
+        "Cached",
         "Evaluation",
+        "EvolutionStrategies",
         "Explanation",
         "LossOutput",
         "Monitor",
         "Normalized",
         "Pipeline",
         "Regularizer",
+        "ScoreFunction",
+        "Stale",
+        "StraightThrough",
         "Term",
         "TermOutput",
         "debug",
@@ -91,6 +108,7 @@ _HOMES = {
         "gradients",
         "load_state",
         "plot",
+        "recording",
         "save_state",
         "schedules",
     ),

@@ -15,6 +15,7 @@ __all__ = [
     "NonFiniteError",
     "OptionError",
     "PenaltiesError",
+    "ServiceError",
     "ShapeError",
     "TermError",
     "TermTimeoutError",
@@ -204,6 +205,22 @@ class MissingLibraryError(PenaltiesError, ImportError):
     def __reduce__(self) -> tuple[type["MissingLibraryError"], tuple[str, str, str | None]]:
         """Pickle by the parts, so that the error survives a trip between processes."""
         return type(self), (self.what, self.package, self.extra)
+
+
+class ServiceError(PenaltiesError, RuntimeError):
+    """A database or a service that a term asks could not be reached, was late, or answered something else than agreed.
+
+    The message names it without its password, and says what to do.
+
+    >>> import penalties as pn
+    >>> from penalties.terms.knowledge import Database, Table
+    >>> base = Database("sqlite:///no/such/file.db", {"capital of": Table("capitals", "city", "country")})
+    >>> try:
+    ...     base.objects("capital of", ["Paris"])
+    ... except pn.ServiceError as error:
+    ...     print(error)
+    the database sqlite:///no/such/file.db: there is no such file; check the path, which is relative to this process
+    """
 
 
 class NonFiniteError(PenaltiesError, ValueError):

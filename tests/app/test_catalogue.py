@@ -18,6 +18,7 @@ from penalties.errors import OptionError
 from penalties.functional.penalty import facts_of
 from penalties.pipeline import Pipeline, Term
 from penalties.pipeline.catalogue import BUILT_IN
+from penalties.pipeline.wrappers import WRAPPERS
 from penalties.training import LocalTrainingClient, adapters, forward_backward_custom, losses
 from penalties.training.objective import objective_of
 
@@ -61,7 +62,7 @@ def test_every_penalty_adapter_and_table_is_there() -> None:
     assert by_kind["loss"] == [*losses.BY_NAME, "none"]
     assert by_kind["reference"] == ["initial", "client", "perturbed"]
     assert by_kind["schedule"][:3] == ["constant", "linear", "warmup"]
-    assert by_kind["wrap"] == ["ema", "normalized"]
+    assert by_kind["wrap"] == list(WRAPPERS)
     assert by_kind["sink"] == ["tensorboard", "mlflow", "wandb", "opentelemetry"]
     assert by_kind["table"] == list(Config.model_fields)
 

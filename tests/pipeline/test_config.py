@@ -172,7 +172,7 @@ def test_a_function_that_its_path_no_longer_leads_to() -> None:
         ([{"fn": "l1", "wrap": "ema"}], "term 1: wrap=.*a list, such as"),
         ([{"fn": "l1", "wrap": [{"kind": "median"}]}], "wrap=.*a dict with a kind: ema or normalized"),
         ([{"fn": "l1", "wrap": ["ema"]}], "wrap=.*a dict with a kind"),
-        ([{"fn": "l1", "wrap": [{"kind": "ema", "dekay": 1}]}], "wrap: dekay=1; expected only the keys kind and decay"),
+        ([{"fn": "l1", "wrap": [{"kind": "ema", "dekay": 1}]}], "wrap: dekay=1; expected only the keys kind, decay; "),
         ([{"fn": "l1"}, {"fn": "l1"}], "different names"),
     ],
 )

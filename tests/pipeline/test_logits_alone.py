@@ -86,3 +86,13 @@ def test_a_forward_mode_derivative_is_that_of_the_array(part: str) -> None:
         )
         torch.testing.assert_close(found.primal, right.primal)
         torch.testing.assert_close(found.tangent, right.tangent)
+
+
+def test_a_wrapper_that_changes_inputs_gets_the_array() -> None:
+    student, kept = head((6,)), mask_of((6,))
+    leaves, pipeline = learned(student), pn.Pipeline([pn.StraightThrough(TERM, wrt="p")])
+    (group,) = pipeline.plan(student=student, kept=kept)
+    reason = "by itself: a wrapper changes its evaluation; computed with the array of student"
+    assert group.reason == reason
+    out, right = (pipeline(student=x, kept=kept).total for x in (student, student.materialize()))
+    torch.testing.assert_close(torch.autograd.grad(out, leaves), torch.autograd.grad(right, leaves))

@@ -7,7 +7,7 @@ from .. import trees
 from ..backends import Backend, owner
 from ..errors import TermError
 from ..pipeline.evaluation import Evaluation
-from ..pipeline.targets import Targets
+from ..pipeline.targets import Targets, is_followed
 from ..pipeline.term import Term
 
 __all__ = ["delivered", "wanted"]
@@ -20,7 +20,7 @@ def wanted(term: Term, inputs: Mapping[str, Any], targets: Targets | None) -> tu
     return tuple(
         name
         for name, nest in inputs.items()
-        if (targets is not None and targets.touched_by(name)) or any(map(_is_trained, trees.arrays(nest)))
+        if (targets is not None and targets.touched_by(name)) or any(map(is_followed, trees.arrays(nest)))
     )
 
 
@@ -36,7 +36,7 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
     parts = [part for name in gradient for part in _parts(ops, term, name, inputs[name], gradient[name])]
     arrays = [array for name in gradient for array in trees.arrays(inputs[name])]
     trained = [
-        i for i, (array, part) in enumerate(zip(arrays, parts, strict=True)) if part is not None and _is_trained(array)
+        i for i, (array, part) in enumerate(zip(arrays, parts, strict=True)) if part is not None and is_followed(array)
     ]
     pairs = [(arrays[i], parts[i]) for i in trained]
     if targets is None:
@@ -78,18 +78,6 @@ def _stitched(ops: Backend, value: Any, trained: Sequence[tuple[Any, Any]]) -> A
     if not trained:
         return ops.stop_gradient(value)
     return ops.stitch(ops.stop_gradient(value), [leaf for leaf, _ in trained], [part for _, part in trained])
-
-
-def _is_trained(array: Any) -> bool:
-    """Whether the caller may differentiate with respect to this: it requires a gradient, or JAX follows it."""
-    ops = owner(array)
-    if ops is None or ops.LIBRARY == "NumPy":
-        return False
-    if ops.LIBRARY == "JAX":
-        return ops.tracing(array) and ops.differentiable(array, requested=True)
-    import torch
-
-    return array.requires_grad and torch.is_grad_enabled()
 
 
 def _beside(value: Any, inputs: Mapping[str, Any]) -> Any:

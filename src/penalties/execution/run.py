@@ -144,6 +144,12 @@ class Run:
         states = {job.term.name: one.state for job, one in taken if one.error is None and one.state is not None}
         return states, failure
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of an executor like this one, for a recording."""
+        one = self.executor
+        return {"max_workers": one.max_workers, "timeout": one.timeout, "sequential": one.sequential}
+
     def cancel(self) -> None:
         """Stop whatever still runs, and start nothing more."""
         self.cancelled = True

@@ -8,13 +8,26 @@ from .monitor import Monitor
 from .output import LossOutput, TermOutput
 from .pipeline import Pipeline
 from .plotting import plot
+from .recordings import recording
 from .saving import load_state, save_state
-from .state import EMA, Normalized
 from .term import Regularizer, Term
+from .wrappers import (
+    EMA,
+    SPSA,
+    Cached,
+    EvolutionStrategies,
+    Normalized,
+    ScoreFunction,
+    Stale,
+    StraightThrough,
+)
 
 __all__ = [
     "EMA",
+    "SPSA",
+    "Cached",
     "Evaluation",
+    "EvolutionStrategies",
     "Explanation",
     "Finding",
     "LossOutput",
@@ -22,7 +35,10 @@ __all__ = [
     "Normalized",
     "Pipeline",
     "Regularizer",
+    "ScoreFunction",
     "Share",
+    "Stale",
+    "StraightThrough",
     "Term",
     "TermOutput",
     "debug",
@@ -30,6 +46,7 @@ __all__ = [
     "gradients",
     "load_state",
     "plot",
+    "recording",
     "save_state",
     "schedules",
 ]

@@ -16,7 +16,17 @@ from ..functional.penalty import facts_of
 if TYPE_CHECKING:
     from .term import Term
 
-__all__ = ["CALL_ARGUMENTS", "Bound", "Enclosing", "Inputs", "Regularizer", "bind", "innermost", "signature_of"]
+__all__ = [
+    "CALL_ARGUMENTS",
+    "Bound",
+    "Enclosing",
+    "Inputs",
+    "Regularizer",
+    "bind",
+    "innermost",
+    "reader_of_logits",
+    "signature_of",
+]
 
 Inputs: TypeAlias = str | Sequence[str] | Mapping[str, str] | None
 """Which inputs a term reads: one name, names in order, or `{parameter: input}`."""
@@ -57,6 +67,10 @@ class Enclosing(ABC):
 
     term: "Term"
     """That other term."""
+    keeps_logits: bool = False
+    """Whether it hands its inputs on as they are, so that `Logits` need not become arrays."""
+    apart: str = "a wrapper changes its evaluation"
+    """Why no kernel computes it with others."""
 
     @abstractmethod
     def inside(self, name: str, parameters: Sequence[str], options: Mapping[str, Any]) -> "Enclosing":
@@ -67,6 +81,13 @@ class Enclosing(ABC):
 def innermost(term: "Term") -> "Term":
     """The term inside all wrappers, such as `EMA`; the term itself where there are none."""
     while isinstance(term.fn, Enclosing):
+        term = term.fn.term
+    return term
+
+
+def reader_of_logits(term: "Term") -> "Term":
+    """The term that `Logits` among the inputs are handed on to; the term itself where it has no such wrapper."""
+    while isinstance(term.fn, Enclosing) and term.fn.keeps_logits:
         term = term.fn.term
     return term
 
@@ -214,10 +235,15 @@ _ANY: Final[Parameters] = {
 }
 
 
-def signature_of(fn: Any, given: Sequence[str]) -> inspect.Signature:
-    """The signature of a function around `fn`: its parameters, and these, which the pipeline fills in."""
-    own = [p for p in _parameters(fn).values() if p.name not in given]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in given]
+def signature_of(fn: Any, given: Sequence[str], required: Sequence[str] = ()) -> inspect.Signature:
+    """The signature of a function around `fn`: its parameters, and these; those that are `required` have no default."""
+    names = tuple(dict.fromkeys((*required, *given)))
+    own = [p for p in _parameters(fn).values() if p.name not in names]
+    missing = inspect.Parameter.empty
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=missing if name in required else None)
+        for name in names
+    ]
     last = [p for p in own if p.kind is p.VAR_KEYWORD]
     return inspect.Signature([*[p for p in own if p.kind is not p.VAR_KEYWORD], *more, *last])
 

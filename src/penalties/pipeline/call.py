@@ -16,6 +16,7 @@ from .inputs import INPUT, CallInputs, check_spelling, check_unmapped, prepared
 from .kinds import compiling
 from .output import LossOutput
 from .plan import Job, Plan, plan_of
+from .recordings import Call, keep, keep_skipped
 from .runner import CallContext, Runner
 from .targets import Gradients, Targets
 from .term import CALL_ARGUMENTS, Term, Weight
@@ -71,7 +72,10 @@ def run_call(
             raise failure
     except BaseException as error:
         announcer.fail(error)
+        keep(error, Call(pipeline, inputs, runner, weights, step, state, gradients))
         raise
+    if not inputs.transformed:
+        keep_skipped(output, Call(pipeline, inputs, runner, weights, step, state, gradients))
     announcer.stop(output)
     return output
 

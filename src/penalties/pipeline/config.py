@@ -1,5 +1,6 @@
 """Pipelines as lists of dicts, and back."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -8,8 +9,8 @@ from ..errors import OptionError, did_you_mean
 from . import schedules
 from .catalogue import path_of
 from .kinds import is_mapping, is_row
-from .state import WRAPPERS, Wrapper
 from .term import ARGUMENTS, Term, same
+from .wrappers import WRAPPERS, Wrapper
 
 __all__ = ["KEYS", "config_of", "pipeline_of"]
 
@@ -64,11 +65,22 @@ def _wrapped(where: str, term: Term, around: Any) -> Term:
     for layer in around:
         if not is_mapping(layer) or layer.get("kind") not in WRAPPERS:
             raise OptionError(where, "wrap", layer, f"a dict with a kind: {' or '.join(WRAPPERS)}")
-        for key in layer:
-            if key not in ("kind", "decay"):
-                raise OptionError(where, f"wrap: {key}", layer[key], "only the keys kind and decay")
-        term = WRAPPERS[layer["kind"]](term, **{key: value for key, value in layer.items() if key != "kind"})
+        term = _in_layer(where, term, layer)
     return term
+
+
+def _in_layer(where: str, term: Term, layer: Mapping[str, Any]) -> Term:
+    wrapper = WRAPPERS[layer["kind"]]
+    known = list(inspect.signature(wrapper).parameters.values())[1:]
+    names = ["kind", *(one.name for one in known)]
+    for key in layer:
+        if key not in names:
+            expected = f"only the keys {', '.join(names)}{did_you_mean(key, names)}"
+            raise OptionError(where, f"wrap: {key}", layer[key], expected)
+    for one in known:
+        if one.default is one.empty and one.name not in layer:
+            raise OptionError(where, "wrap", dict(layer), f"the key {one.name} too")
+    return wrapper(term, **{key: value for key, value in layer.items() if key != "kind"})
 
 
 def config_of(terms: Sequence[Term], base: Term | None) -> list[dict[str, Any]]:
@@ -80,14 +92,16 @@ def config_of(terms: Sequence[Term], base: Term | None) -> list[dict[str, Any]]:
 def _entry(term: Term, *, base: bool = False) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     inner = term
+    arguments: dict[str, Any] = term.arguments()
     while isinstance(inner.fn, Wrapper):
-        layers.insert(0, {"kind": inner.fn.kind, "decay": inner.fn.decay})
+        layer, arguments["inputs"] = inner.fn.layer(arguments["inputs"])
+        layers.insert(0, {key: _plain(value) for key, value in layer.items() if value is not None})
         inner = inner.fn.term
     path = inner.path or path_of(inner.fn)
     if path is None:
         expected = "a function that can be imported by its path; a lambda, a method or an object cannot be saved"
         raise OptionError(term.name, "fn", inner.fn, expected)
-    arguments: dict[str, Any] = {**term.arguments(), "chunk": inner.chunk, "compile": inner.compile}
+    arguments |= {"chunk": inner.chunk, "compile": inner.compile}
     # Without names for its parameters, a function has no inputs to fall back on.
     nameless = isinstance(arguments["inputs"], tuple)
     usual = Term(path, name="base" if base else None, inputs=arguments["inputs"] if nameless else None)
@@ -102,6 +116,10 @@ def _entry(term: Term, *, base: bool = False) -> dict[str, Any]:
             key, value = _weight(term, value)
         entry[key] = value
     return {**entry, "wrap": layers} if layers else entry
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if is_row(value) else value
 
 
 def _weight(term: Term, weight: Any) -> tuple[str, Any]:

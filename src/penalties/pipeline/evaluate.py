@@ -9,7 +9,7 @@ from ..arrays import Logits, is_array
 from ..backends import owner
 from ..errors import GradientError, InputError, TermError, said
 from ..functional.penalty import facts_of
-from .binding import innermost
+from .binding import reader_of_logits
 from .chunks import in_chunks
 from .evaluation import Evaluation
 from .groups.fused import Combined
@@ -20,7 +20,7 @@ from .returned import evaluation_of
 from .targets import Targets
 from .term import Term
 
-__all__ = ["Evaluated", "compute", "differentiate", "evaluate", "evaluate_term"]
+__all__ = ["Evaluated", "called", "compute", "differentiate", "evaluate", "evaluate_term", "folded"]
 
 
 class Evaluated(NamedTuple):
@@ -89,8 +89,19 @@ def evaluate_term(
 
 def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> Evaluation:
     """A term's value, on the graph of its inputs."""
+    read, result = called(term, inputs, step, state)
+    try:
+        return evaluation_of(term, read, result)
+    except TermError:
+        raise
+    except Exception as error:
+        raise TermError(term.name, f"returned a result that could not be used: {said(error)}") from error
+
+
+def called(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> tuple[dict[str, Any], Any]:
+    """What a term read, by the names of its inputs, and what its function returned, unchecked."""
     read = {name: inputs.find(term.name, name) for name in term.inputs.values()}
-    facts = facts_of(innermost(term).fn)
+    facts = facts_of(reader_of_logits(term).fn)
     chunked = term.chunk is not None
     if facts is None or not facts.distribution:
         # Your own function, or a penalty on parameters, is not told that logits may not exist.
@@ -101,7 +112,7 @@ def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None)
     arguments = [read[name] for name in term.positional]
     keywords = _keywords(term, read, step, state)
     try:
-        result = in_chunks(term, arguments, keywords) if chunked else term.call(*arguments, **keywords)
+        return read, in_chunks(term, arguments, keywords) if chunked else term.call(*arguments, **keywords)
     except TermError as error:
         if error.term == term.name:
             raise
@@ -109,12 +120,6 @@ def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None)
         raise TermError(term.name, f"raised {said(error)}", error.phase) from error
     except Exception as error:
         raise TermError(term.name, f"raised {said(error)}") from error
-    try:
-        return evaluation_of(term, read, result)
-    except TermError:
-        raise
-    except Exception as error:
-        raise TermError(term.name, f"returned a result that could not be used: {said(error)}") from error
 
 
 def _keywords(term: Term, read: Mapping[str, Any], step: Any, state: Any) -> dict[str, Any]:
@@ -128,11 +133,11 @@ def _keywords(term: Term, read: Mapping[str, Any], step: Any, state: Any) -> dic
             raise InputError(f"{term.name}: takes the step; pass step= to the call")
         keywords["step"] = step
     if term.seed is not None and step is not None:
-        keywords["seed"] = _folded(term.seed, step)
+        keywords["seed"] = folded(term.seed, step)
     return keywords
 
 
-def _folded(seed: int, step: Any) -> Any:
+def folded(seed: int, step: Any) -> Any:
     """Another draw at each step, the same one whenever that step is repeated."""
     ops = owner(step)
     if ops is not None and ops.LIBRARY == "JAX":

@@ -9,10 +9,10 @@ from .kinds import is_mapping
 from .output import BASE, LossOutput
 from .plan import Plan, Plans
 from .runner import run_inline
-from .state import Wrapper
 from .table import Table
 from .targets import Gradients
 from .term import Regularizer, Term, Weight, same
+from .wrappers.wrapper import Wrapper
 
 __all__ = ["Pipeline", "TermLike"]
 
@@ -394,7 +394,9 @@ def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
 
 def _remarks(term: Term) -> list[str]:
     if isinstance(term.fn, Wrapper):
-        remarks = [*_remarks(term.fn.term), f"{term.fn.title} {term.fn.decay:g}"]
+        # Whether it has a gradient is up to the term outside.
+        inside = [remark for remark in _remarks(term.fn.term) if remark != "not differentiable"]
+        remarks = [*inside, term.fn.remark]
     else:
         remarks = [f"{key}={value}" for key, value in term.options.items() if isinstance(value, str | int | float)]
     if not term.enabled:

@@ -13,8 +13,8 @@ from .evaluate import evaluate
 from .evaluation import Evaluation
 from .inputs import INPUT, CallInputs
 from .plan import Group, Job, Plan
-from .state import Wrapper
 from .targets import Targets
+from .wrappers.wrapper import Wrapper
 
 __all__ = ["CallContext", "Runner", "evaluate_group", "failed", "run_inline"]
 

@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from ..functional.penalty import facts_of
-from .state import Wrapper
 from .term import Scope, Term
+from .wrappers.wrapper import Wrapper
 
 __all__ = ["PARAMS", "scope_of"]
 

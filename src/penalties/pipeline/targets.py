@@ -16,7 +16,7 @@ from .evaluation import Evaluation
 from .inputs import CallInputs, lookup
 from .term import Term
 
-__all__ = ["Gradients", "Targets", "requires_gradient"]
+__all__ = ["Gradients", "Targets", "is_followed", "requires_gradient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,18 @@ def requires_gradient(nest: Any) -> bool:
     return any(
         (ops := owner(array)) is not None and ops.differentiable(array, requested=False) for array in trees.arrays(nest)
     )
+
+
+def is_followed(array: Any) -> bool:
+    """Whether the caller may differentiate with respect to this: it requires a gradient, or JAX follows it."""
+    ops = owner(array)
+    if ops is None or ops.LIBRARY == "NumPy":
+        return False
+    if ops.LIBRARY == "JAX":
+        return ops.tracing(array) and ops.differentiable(array, requested=True)
+    import torch
+
+    return array.requires_grad and torch.is_grad_enabled()
 
 
 def _nothing_to_differentiate(function: str, inputs: CallInputs) -> str:

@@ -216,7 +216,7 @@ class Term(Bound):
         if separable is None or separable is False:
             return
         if isinstance(self.fn, Enclosing):
-            expected = "None: a running value needs the whole batch"
+            expected = "None: what is around a term needs the whole batch"
         elif facts is not None:
             expected = "None: a penalty says so itself"
         elif self.summed is None:

@@ -1,6 +1,21 @@
-"""Ready-made terms, each of which needs a library of its own. Importing them loads none of these libraries.
+"""Ready-made terms, most of which need a library of their own. Importing them loads none of these libraries.
 
-Every module has functions for `Term`, by themselves or by a path: `"penalties.terms.fairness:demographic_parity"`.
+Every module has functions or objects for `Term`; a function may be named by a dotted path:
+`"penalties.terms.fairness:demographic_parity"`.
 """
 
-__all__: list[str] = []
+from . import fairness as fairness
+from . import judge as judge
+from . import knowledge as knowledge
+from . import logic as logic
+from . import topology as topology
+from . import validation as validation
+
+__all__: list[str] = [
+    "fairness",
+    "judge",
+    "knowledge",
+    "logic",
+    "topology",
+    "validation",
+]

@@ -115,6 +115,11 @@ class Call:
             return None
         return [PACKED, *self.wide.inputs, *self.objective.local]
 
+    def widen(self) -> None:
+        """Wait for the likeliest tokens of references that terms read, and add them to the targets."""
+        if self.wide.counts:
+            self.whole = self.wide.batch(self.batch, {name: one.result() for name, one in self._likeliest.items()})
+
     def narrow(self) -> None:
         """Leave out the likeliest tokens of references: no term of this step reads them."""
         self.wide = Widening({})
@@ -196,8 +201,7 @@ class Call:
         inputs: dict[str, Any] = {**self.given(), **pending, **self.reference_logits(self.batch.data)}
 
         def leaves() -> dict[str, Any]:
-            if self.wide.counts:
-                self.whole = self.wide.batch(self.batch, {name: one.result() for name, one in self._likeliest.items()})
+            self.widen()
             found = result_of(send() if forward is None else forward)
             return self.leaves_of(self._from_graph(found) if on_graph else self._from_output(found))
 

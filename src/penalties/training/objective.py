@@ -15,6 +15,7 @@ from ..functional.penalty import facts_of
 from ..pipeline import Pipeline, Term
 from ..pipeline.output import BASE
 from ..pipeline.term import CALL_ARGUMENTS
+from ..pipeline.wrappers.wrapper import facts_within
 from . import losses
 from .packing import ALWAYS, FLAT, LOCAL, LOGITS, LOGPROBS, PACKED, is_local, likeliest_of, packed
 from .separable import Separation, is_ambiguous, separation_of
@@ -182,7 +183,7 @@ def _made(
 
 def _check_kind(term: Term, candidates: int | None, *, local: bool) -> None:
     """Raise for a divergence over sampled tokens, and for an estimator over candidates that were not sampled."""
-    facts = facts_of(term.fn)
+    facts = facts_within(term.fn)
     if facts is None or PACKED not in term.inputs.values():
         return
     name = facts.function.__name__
@@ -218,7 +219,7 @@ def _check_likeliest(term: Term, top_k: Sequence[str], candidates: int | None) -
             f"{term.name}: reads {next(iter(reads))}, of the likeliest tokens of a reference, but these target_tokens "
             "have several per position; pass target_tokens of shape (N,)"
         )
-    facts = facts_of(term.fn)
+    facts = facts_within(term.fn)
     if facts is None:
         return
     name = facts.function.__name__
@@ -313,7 +314,7 @@ def _with_batch_inputs(term: Term, known: set[str]) -> Term:
         return term
     if any(name in known or is_local(name) for name in names):
         return term
-    if facts_of(term.fn) is not None:
+    if facts_within(term.fn) is not None:
         return term.replace(inputs=LOGPROBS) if len(names) == 1 else term
     if len(names) not in (2, 3):
         return term

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import InputError, OptionError
-from ..functional.penalty import facts_of
 from ..pipeline import Evaluation, Term
 from ..pipeline.evaluate import compute
 from ..pipeline.inputs import CallInputs
+from ..pipeline.wrappers.wrapper import facts_within
 
 __all__ = ["ALWAYS", "FLAT", "LOCAL", "LOGITS", "LOGPROBS", "PACKED", "Unpacked", "is_local", "likeliest_of"]
 __all__ += ["packed"]
@@ -91,7 +91,7 @@ def packed(term: Term, known: set[str], *, rows: bool, local: bool) -> Term:
     lists = [name for name in names if f"{FLAT}{name}" in known or _is_local_list(name)]
     if not lists:
         return term
-    facts = facts_of(term.fn)
+    facts = facts_within(term.fn)
     if facts is not None and facts.rows and len(lists) == len(names):
         # A sum or mean over all elements is the same over the packed arrays, in one piece.
         return term.replace(inputs={parameter: f"{FLAT}{name}" for parameter, name in term.inputs.items()})
@@ -134,7 +134,7 @@ def _with_mask(term: Term, rows: bool) -> Term:
     except ValueError:
         # A function in C without a signature.
         return term
-    facts = facts_of(term.fn)
+    facts = facts_within(term.fn)
     if not takes or (facts is not None and facts.classes and not rows):
         return term
     return term.replace(inputs={**inputs, "mask": "mask" if LOGPROBS in reads else "flat_mask"})
@@ -142,7 +142,7 @@ def _with_mask(term: Term, rows: bool) -> Term:
 
 def _with_logits(term: Term, rows: bool) -> Term:
     """The term with `logits=True` over K candidates, whose log-probabilities alone do not sum to one."""
-    facts = facts_of(term.fn)
+    facts = facts_within(term.fn)
     if facts is None or not facts.distribution or "logits" in term.options:
         return term
     reads = {name.removeprefix(FLAT).partition(".")[0] for name in term.inputs.values()}

@@ -11,7 +11,7 @@ from ..pipeline.binding import Enclosing
 from .packing import FLAT, LOGITS, PACKED, Unpacked, is_local, likeliest_of
 from .shares import Known, Merge, Shares, positions, sequences, shares_of
 
-__all__ = ["Rule", "Separation", "Whole", "is_ambiguous", "separation_of"]
+__all__ = ["Rule", "Separation", "Whole", "is_ambiguous", "reads_likeliest", "separation_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -84,6 +84,11 @@ def separation_of(pipeline: Pipeline, references: Mapping[str, bool], *, candida
     return Separation(frozenset(once), rules, whole)
 
 
+def reads_likeliest(term: Term) -> bool:
+    """Whether a term reads the model's log-probabilities of the likeliest tokens of a reference."""
+    return any(likeliest_of(name) is not None for name in term.inputs.values())
+
+
 def _is_computed(name: str) -> bool:
     """Whether an input is what a model computes from a batch."""
     if name == PACKED or name.endswith(LOGITS) or likeliest_of(name) is not None:
@@ -93,10 +98,8 @@ def _is_computed(name: str) -> bool:
 
 def _rule(term: Term, references: Mapping[str, bool], candidates: bool) -> Rule | Whole:
     inner = term.fn.term if isinstance(term.fn, Unpacked) else term
-    likeliest = next((of for name in term.inputs.values() if (of := likeliest_of(name)) is not None), None)
-    if likeliest is not None:
-        why = f'it reads the likeliest tokens of "{likeliest}", which are asked for of the whole batch'
-        return Whole(why, f'accept the second forward, or read "logits" and "{likeliest}{LOGITS}"')
+    # Of the likeliest tokens of a reference, every position has several too.
+    candidates = candidates or reads_likeliest(term)
     if isinstance(inner.fn, Enclosing) or inner.takes_state:
         return Whole("it keeps state", "leave the state out")
     if term.runs != "inline" or term.asynchronous:

@@ -22,7 +22,7 @@ from .futures import TrainingFuture
 from .merging import merged_metrics
 from .packing import FLAT, PACKED
 from .reading import logprobs_of
-from .separable import Rule
+from .separable import Rule, reads_likeliest
 from .shares import Known
 
 __all__ = ["Sweeping", "sweeping_of"]
@@ -36,13 +36,17 @@ def sweeping_of(call: Call, step: Any) -> "Sweeping | None":
         return None
     separation = call.objective.separation
     terms = {term.name: term for term in call.objective.pipeline.all_terms}
-    if not separation.rules or any(step is None or is_due(terms[name], step) for name in separation.whole):
+    if not separation.rules or any(_is_due(terms[name], step) for name in separation.whole):
         return None
-    if call.wrt is not None and set(call.objective.local) - {"params"}:
+    resting = {name for name in separation.rules if reads_likeliest(terms[name]) and not _is_due(terms[name], step)}
+    wide = any(reads_likeliest(terms[name]) for name in separation.rules.keys() - resting)
+    if call.wrt is not None and (wide or set(call.objective.local) - {"params"}):
         # The gradient of each term at logits or hidden states would be there for the whole batch.
         return None
     shares: dict[str, _Share] = {}
     for name, rule in separation.rules.items():
+        if name in resting and not wide:
+            continue
         mask = None if rule.mask is None else _mask(call, rule.mask)
         if mask is not None and (is_provider(mask) or any((one < 0).any() for one in mask)):
             # Not known yet; or the weights of a part may add up to 0, and it would be lost.
@@ -51,8 +55,13 @@ def sweeping_of(call: Call, step: Any) -> "Sweeping | None":
     sweep = call.client.sweep(call.batch.data, together=separation.together, **call.requested)
     if sweep is None:
         return None
-    call.narrow()
+    if not wide:
+        call.narrow()
     return Sweeping(call, sweep, shares)
+
+
+def _is_due(term: Term, step: Any) -> bool:
+    return step is None or is_due(term, step)
 
 
 def _mask(call: Call, name: str) -> Any:
@@ -122,6 +131,9 @@ class Sweeping:
         names = {term.name for term in pipeline.all_terms}
         self._state = {name: one for name, one in before.items() if name in names}
         given = {name: _arrived(one) for name, one in call.given().items()}
+        if call.wide.counts:
+            call.widen()
+            self.sweep.replace(call.whole.data)
         with unannounced(pipeline, step):
             for data, graph in self.sweep:
                 self._check_stopped()
@@ -152,7 +164,7 @@ class Sweeping:
     ) -> None:
         """The terms over one part, and its backward."""
         call = self.call
-        logprobs_of(graph.output, {index: call.batch.shapes[index] for index in data})
+        logprobs_of(graph.output, {index: call.whole.shapes[index] for index in data})
         leaves = call.leaves_of(call.tensors_of(graph))
         call.graph = graph
         factors = {name: share.of_value(data) for name, share in self.shares.items()}
@@ -241,7 +253,7 @@ class Sweeping:
         if call.at_parameters and getattr(term.value, "requires_grad", False):
             flat = trees.flatten(call.leaves)
             slopes = call.torch.autograd.grad(term.value, flat.leaves, retain_graph=True, allow_unused=True)
-            pulled = call.graph.pulled(flat.rebuild(slopes))
+            pulled = call.graph.pulled(call.wide.join(flat.rebuild(slopes)))
             before = kept.pop() if kept else dict.fromkeys(pulled)
             kept.append({name: _added(before[name], _scaled(one, factor)) for name, one in pulled.items()})
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penalties.app.ablation import Outcome, Variant, variants
+from penalties.app.ablation import Outcome, Variant, analysed, variants
+from penalties.app.ablation import recorded as recorded_in
 from penalties.app.config import load
 from penalties.app.runs import Run
 from penalties.app.runs.disk import RunError
@@ -121,12 +122,15 @@ class TestRuns:
         assert len(backends) == 3
         with pytest.raises(RunError, match="already has an ablation"):
             trained(trials, tmp_path / "out")
+        begun = analysed(recorded_in(tmp_path / "out"))
+        assert (begun.ended, begun.runs, begun.complete) == (2, len(trials), False)
         outcomes = trained(trials, tmp_path / "out", resume=True)
         assert len(backends) == 5
         assert all(outcome.error is None for outcome in outcomes)
         summary = json.loads((tmp_path / "out" / "ablation.json").read_text())
         assert [run["variant"] for run in summary["runs"]] == [variant.name for variant in trials]
         assert summary["runs"][0]["folder"] == "all-seed-0"
+        assert analysed(recorded_in(tmp_path / "out")).complete
 
     def test_one_that_fails_does_not_stop_the_others(self, tmp_path: Path) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\n[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'

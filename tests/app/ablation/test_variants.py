@@ -165,6 +165,13 @@ class TestFacts:
         other = variants(loading(path, "data.eval_path="))[0].measure
         assert other["data.path"] == str(tmp_path / "data.jsonl")
 
+    def test_a_loss_measures_how_texts_are_cut_and_averaged(self, path: Path) -> None:
+        whole, *others = variants(loading(path), sweeps=["data.max_length=8", "train.reduction=sum"])
+        assert [[key for key in whole.measure if whole.measure[key] != one.measure[key]] for one in others] == [
+            ["data.max_length"],
+            ["train.reduction"],
+        ]
+
     def test_a_baseline_that_is_no_variant_is_an_error(self, path: Path) -> None:
         made = variants(loading(path))
         check_baseline(made, "without kl")

@@ -36,11 +36,22 @@ class TestHeadline:
         found = analysed(recorded(*removed(("kl.weight=1", WORSE), ("kl.weight=2", BETTER))))
         assert headline(found) == 'kl.weight=1 ended higher than "all"; kl.weight=2 ended lower than "all".'
 
+    def test_variants_of_several_values_are_in_quotes(self) -> None:
+        made = removed(("a=1, b=1", WORSE), ("a=1, b=2", WORSE), ("a=2", SAME))
+        assert headline(analysed(recorded(*made))) == (
+            '"a=1, b=1" and "a=1, b=2" ended higher than "all"; no effect of a=2 was shown.'
+        )
+
     def test_with_another_baseline_no_term_is_judged(self) -> None:
         found = analysed(
             recorded(*removed(("without kl", WORSE), ("without l1", BETTER)), baseline="without kl", **WITHOUT)
         )
         assert headline(found) == 'all and without l1 ended lower than "without kl".'
+
+    def test_before_all_runs_ended_nothing_is_claimed(self) -> None:
+        made = recorded(*removed(("without kl", WORSE)), **WITHOUT)
+        assert headline(analysed(made._replace(runs=10))) == "kl helped."
+        assert headline(analysed(made._replace(runs=12))) == "Nothing is claimed yet: 10 of 12 runs ended."
 
     def test_without_losses_there_is_nothing_to_compare(self) -> None:
         assert (
@@ -86,6 +97,21 @@ class TestSentences:
         )
         assert second == "without l1: lost in 5 of 5 seeds (failed, or not finite): no claim."
         assert headline(found) == "No effect of kl or l1 was shown."
+
+    def test_a_run_that_has_not_ended_is_not_called_lost(self) -> None:
+        made = removed(("without kl", WORSE), ("without l1", BETTER))
+        left = [one for one in made if one.variant == "all" or one.seed < (one.variant == "without kl")]
+        lines = sentences(analysed(recorded(*left, **WITHOUT)._replace(runs=15)))
+        assert lines[0] == "without kl: 0.5 higher so far, in 1 pair of runs."
+        assert not any("lost" in line or "probability" in line for line in lines)
+        two = [*left, made[6]]
+        assert sentences(analysed(recorded(*two, **WITHOUT)._replace(runs=15)))[0] == (
+            "without kl: 0.55 higher so far, in 2 pairs of runs."
+        )
+        failed = [*left, made[10]._replace(base_loss=None, error="TermError: no")]
+        found = analysed(recorded(*failed, **WITHOUT)._replace(runs=15))
+        assert (found.rows[2].effect.lost, found.rows[2].effect.pending) == ([0], [1, 2, 3, 4])
+        assert sentences(found)[1] == "without l1: no pair of runs has ended."
 
     def test_one_seed_has_a_difference_and_no_evidence(self) -> None:
         first, *_ = sentences(analysed(recorded(*removed(("without kl", WORSE), seeds=1), **WITHOUT)))

@@ -302,6 +302,11 @@ class TestCode:
         status, out, err = run("check", path, "--no-code")
         assert (status, err) == (0, "")
         assert re.findall("note: (.*) was not imported", out) == ['samples.metrics: "own_terms:size"']
+        wrap = 'wrap = [{ kind = "straight_through", discretize = "own_terms:size" }]'
+        path = write(tmp_path, f'[[term]]\nfn = "l2"\ninputs = "params"\n{wrap}')
+        status, out, err = run("check", path, "--no-code")
+        assert (status, err) == (0, "")
+        assert re.findall("note: (.*) was not imported", out) == ['term.1.wrap.1.discretize: "own_terms:size"']
         assert not ran.exists()
         assert sys.path == before
 
@@ -341,7 +346,11 @@ class TestParts:
     OWN = '[[term]]\nfn = "tests.app.config_terms:steady"\nname = "steady"\n'
 
     def test_sums_and_means_need_no_second_forward(self, run: Run, tmp_path: Path) -> None:
-        status, out, err = run("check", write(tmp_path, self.SEPARABLE))
+        likeliest = (
+            '[references]\nfirst = { kind = "initial", top_k = 4 }\n'
+            '[[term]]\nfn = "kl_divergence"\ninputs = ["logprobs.first", "first"]'
+        )
+        status, out, err = run("check", write(tmp_path, self.SEPARABLE + likeliest))
         assert (status, err) == (0, "")
         assert "note" not in out
 
@@ -355,11 +364,6 @@ class TestParts:
             (
                 '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
                 "term.l1: {}it keeps state",
-            ),
-            (
-                '[references]\nfirst = { kind = "initial", top_k = 4 }\n'
-                '[[term]]\nfn = "kl_divergence"\ninputs = ["logprobs.first", "first"]',
-                'term.kl_divergence: {}it reads the likeliest tokens of "first"',
             ),
         ],
     )

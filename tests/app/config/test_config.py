@@ -234,6 +234,14 @@ class TestFiles:
         assert sinks.mlflow is not None
         assert sinks.mlflow.tracking_uri == f"sqlite:///{tmp_path}/runs.db"
 
+    def test_folders_of_caches_are_paths_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "inner").mkdir()
+        monkeypatch.chdir(tmp_path)
+        text = '[[term]]\nfn = "l2"\ninputs = "flat_mask"\nwrap = [{ kind = "cached", folder = "cache" }]'
+        (layer,) = load(write(tmp_path / "inner", text)).term[0].wrap
+        assert layer.kind == "cached"
+        assert layer.folder == str(tmp_path / "inner" / "cache")
+
     def test_folders_of_models_are_paths_too(self, tmp_path: Path) -> None:
         for name in ("student", "teacher"):
             (tmp_path / name).mkdir()

@@ -11,8 +11,8 @@ from penalties.app.config.schedules import ScheduleTable
 from penalties.app.config.tables import TermTable, WrapTable
 from penalties.pipeline import schedules
 from penalties.pipeline.config import KEYS
-from penalties.pipeline.state import WRAPPERS
 from penalties.pipeline.term import ARGUMENTS
+from penalties.pipeline.wrappers import WRAPPERS
 
 EXAMPLES = {entry.name: tomllib.loads(entry.example) for entry in entries() if entry.kind == "schedule"}
 
@@ -42,5 +42,9 @@ def test_wrappers_have_the_same_keys_and_defaults() -> None:
     tables = by_kind(WrapTable)
     assert tables.keys() == WRAPPERS.keys()
     for kind, table in tables.items():
-        assert table.model_fields.keys() == {"kind", "decay"}
-        assert table.model_fields["decay"].default == inspect.signature(WRAPPERS[kind]).parameters["decay"].default
+        parameters = dict(list(inspect.signature(WRAPPERS[kind]).parameters.items())[1:])
+        assert table.model_fields.keys() == {"kind", *parameters}
+        for name, parameter in parameters.items():
+            field = table.model_fields[name]
+            assert field.is_required() == (parameter.default is parameter.empty)
+            assert field.is_required() or field.default == parameter.default

@@ -188,8 +188,18 @@ MEANING = [
     ('[[term]]\nfn = "orthogonality"\nchunk = 2', "term.orthogonality.chunk", ["not a sum over rows"]),
     (
         '[[term]]\nfn = "tests.app.config_terms:later"\nwrap = [{ kind = "ema" }]',
-        "term.later.term",
+        "term.later.wrap",
         ["not asynchronous"],
+    ),
+    (
+        '[[term]]\nfn = "l2"\ninputs = "params"\nwrap = [{ kind = "stale", steps = 2, wrt = "logits" }]',
+        "term.l2.wrap",
+        ['found "logits"', 'names among the inputs of l2: "x", "params"'],
+    ),
+    (
+        '[[term]]\nfn = "l2"\nwrap = [{ kind = "straight_through", discretize = "floor" }]',
+        "term.l2.wrap",
+        ['found "floor"', '"round", "sign", "argmax", a function'],
     ),
     ('[train]\nloss = "dpoo"', "train.loss", ['found "dpoo"', '"reverse_kl", "none" or', 'did you mean "dpo"?']),
     ('[train]\nloss = "reverse_kl"', "train.loss", ["one reference, but there are 0"]),

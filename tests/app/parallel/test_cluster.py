@@ -18,6 +18,7 @@ from penalties.app.parallel import Task, side_by_side
 from penalties.app.parallel.board import Board
 from penalties.app.parallel.cluster import Cluster, train_on_node
 from penalties.app.runs import Run
+from penalties.app.train import start
 
 from ..stand_ins import TERMS, records, write_config
 from .test_processes import results, until
@@ -33,6 +34,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("PENALTIES_TOY", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # The toy's module, which a config names, replaces it in this process too.
+    monkeypatch.setattr(start, "connect", start.connect)
 
 
 @pytest.fixture

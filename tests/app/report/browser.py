@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 __all__ = [
+    "CHROMIUM",
     "DESKTOP",
     "PHONE",
     "Browser",
@@ -28,6 +29,7 @@ __all__ = [
     "plot",
     "press_button",
     "tip",
+    "written",
 ]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -244,6 +246,24 @@ def tip(tab: Tab, number: int = 0) -> dict[str, str] | None:
 def press_button(tab: Tab, selector: str, number: int = 0) -> None:
     """Click an element of a chart."""
     tab.run(f"document.querySelectorAll('.chart:not(.spark)')[{number}].querySelector({selector!r}).click()")
+
+
+def written(tab: Tab, number: int = 0) -> list[dict[str, Any]]:
+    """The texts from left to right that a chart draws, each with its box on the canvas, in pixels."""
+    return tab.run(
+        f"(async () => {{ const chart = document.querySelectorAll('.chart:not(.spark)')[{number}];"
+        "const canvas = chart.querySelector('canvas');"
+        "const proto = CanvasRenderingContext2D.prototype; const usual = proto.fillText; const said = [];"
+        "proto.fillText = function (text, x, y, ...rest) { const turned = this.getTransform();"
+        "if (this.canvas === canvas && text && turned.b === 0) {"
+        "const box = this.measureText(text); const at = turned.transformPoint({x, y});"
+        "said.push({text, left: at.x - box.actualBoundingBoxLeft, right: at.x + box.actualBoundingBoxRight,"
+        "top: at.y - box.actualBoundingBoxAscent, bottom: at.y + box.actualBoundingBoxDescent}); }"
+        "return usual.call(this, text, x, y, ...rest); };"
+        "dispatchEvent(new Event('beforeprint')); await new Promise((done) => setTimeout(done, 100));"
+        "proto.fillText = usual; dispatchEvent(new Event('afterprint'));"
+        "await new Promise((done) => setTimeout(done, 60)); return said; })()"
+    )
 
 
 def inked(tab: Tab, number: int = 0) -> str:

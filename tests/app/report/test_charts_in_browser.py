@@ -12,7 +12,8 @@ from penalties.app import report
 from penalties.app.report.charts.points import Dots, Spot, dots, scatter
 from penalties.app.report.page import compose
 
-from .browser import DESKTOP, Browser, Tab, assert_quiet, in_browser, inked, plot, press_button, tip
+from .browser import DESKTOP, Browser, Tab, assert_quiet, in_browser, inked, plot, press_button, tip, written
+from .synthetic import write_run
 from .test_cursor import as_number, log_of, number_of
 from .test_page import long_run
 
@@ -78,7 +79,7 @@ def test_keys_zoom_around_the_cursor(driver: Browser, pages):
         tab.press("+")
         settle(tab)
         tab.press("Home")
-        assert int(tip(tab)["where"].removeprefix("step ")) == 29
+        assert int(tip(tab)["where"].removeprefix("step ")) == 30
         tab.press("-")
         settle(tab)
         assert tab.run("document.querySelector('.back').hidden") is True
@@ -273,6 +274,36 @@ def test_paper_is_light_and_has_everything(driver: Browser, pages):
         tab.close()
 
 
+@pytest.mark.parametrize("name", ["small", "everything", "compared", "names"])
+def test_tables_fit_on_paper(driver: Browser, pages, name):
+    tab = driver.open(pages[name], 680)
+    try:
+        tab.run("document.querySelectorAll('details:not(.menu)').forEach((one) => (one.open = true))")
+        tab.call("Emulation.setEmulatedMedia", media="print")
+        settle(tab)
+        cut = tab.run(
+            "[...document.querySelectorAll('.table:not(:has(.cosines)), pre')].filter((one) => one.offsetParent)"
+            ".filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent.slice(0, 40))"
+        )
+        assert cut == []
+        assert tab.run("getComputedStyle(document.querySelector('.table')).overflowX") == "visible"
+    finally:
+        tab.close()
+
+
+def test_letters_that_would_stand_far_from_their_lines_are_left_out(driver: Browser, tmp_path):
+    for count, there in ((3, True), (12, False)):
+        folders = [write_run(tmp_path / f"{count}-{run}", steps=9) for run in range(count)]
+        page = tmp_path / f"{count}.html"
+        report.make(folders).save(page)
+        tab = driver.open(page, DESKTOP)
+        try:
+            plot(tab)
+            assert any(one["text"] == "A" for one in written(tab)) is there
+        finally:
+            tab.close()
+
+
 def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_path):
     rows = [Dots("kl", "t1", [0.1, 0.3], mean=0.2, low=0.05, high=0.35), Dots("=l1", "t2", [-0.1, -0.1, 0.2])]
     spots = [Spot(f"w={x}", f"t{place}", x, 3 - place, front=place < 2) for place, x in enumerate((0.01, 0.1, 1.0))]
@@ -283,7 +314,7 @@ def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_pat
     text = pages["small"].read_text()
     figures = "".join(
         f'<figure class="chart {chart.size}" data-group="A"><figcaption><strong>{chart.title}</strong></figcaption>'
-        '<details class="menu"><summary>…</summary></details><div class="plot"></div>'
+        '<details class="menu"><summary>…</summary></details><div class="plot"></div><p class="where"></p>'
         f'<script type="application/json">{chart.data}</script></figure>'
         for chart in charts
     )

@@ -265,6 +265,21 @@ def test_a_sweep_lists_the_loss_of_each_value(tmp_path):
     )
 
 
+def test_long_values_of_a_sweep_are_short(tmp_path):
+    folders = [run(tmp_path, f"w{weight}", weight * 100, weight=weight) for weight in (0.018662266976517967, 0.5)]
+    assert told(*folders)[-1].endswith(" Base loss by its value, lowest first: 0.01866: 1.866, 0.5: 50.")
+
+
+def test_losses_that_are_equal_are_not_put_in_order(tmp_path):
+    folders = [run(tmp_path, name, 2.0, weight=weight) for name, weight in (("a", 0.1), ("b", 0.2), ("c", 0.3))]
+    lines = told(*folders)
+    assert lines[:2] == [
+        "All runs ended about equal, with a base loss of 2.",
+        "Every run ended with the same base loss, to four digits: 2.",
+    ]
+    assert not any("follows" in line or "highest" in line for line in lines)
+
+
 def test_a_run_without_a_finite_loss_cannot_be_compared(tmp_path):
     good, bad = run(tmp_path, "good", 2.0, settings=None), run(tmp_path, "bad", math.nan, settings=None)
     assert told(good, bad)[-2] == "bad diverged: NaN from step 1. It ranks last."

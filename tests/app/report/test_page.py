@@ -376,6 +376,22 @@ def test_what_was_not_measured_is_not_drawn():
     assert "held out" not in compose([log], ["run"]).html.partition("<script")[0]
 
 
+def test_a_contribution_that_never_changes_is_the_weighted_value(tmp_path):
+    folder = write_run(tmp_path / "still", steps=3, parts={"kl": Part(lambda step: 0.3, lambda step: 0.05)})
+    found = html.unescape(report.make([folder]).html)
+    assert "kl (weight 0.05; adds 0.015): value 0.3, contribution 0.015 at all 3 steps" in found
+
+
+def test_a_legend_shows_how_a_line_is_drawn(tmp_path):
+    page = Page(report.make([small(tmp_path / "run")]).html)
+    classes = [of["class"] for tag, of in page.found if tag == "button" and "aria-pressed" in of]
+    assert "t1 line" in classes
+    assert "t1 dashed" in classes
+    assert "t0 behind" in classes
+    # That of the total beside that of the base loss, which is grey.
+    assert "total line" in classes
+
+
 def test_cosines_of_pairs_that_were_not_measured_are_left_open(tmp_path):
     at = np.arange(3)
     terms = {name: TermLog(name, value=Series(at, np.ones(3))) for name in ("a", "b", "c")}
@@ -521,14 +537,14 @@ def test_what_the_model_said_is_shown_and_its_metrics_are_drawn(tmp_path: Path) 
     path = tmp_path / "run" / "metrics.jsonl"
     path.parent.mkdir()
     lines: list[dict[str, Any]] = [{"kind": "step", "step": step, "loss": {"loss_total": 1.0}} for step in range(60)]
-    for step in range(0, 61, 10):
+    for step in range(0, 61, 4):
         said = [{"prompt": "a <b> =", "text": f"said after {step}"}, {"prompt": "c =", "text": ""}]
         lines.append({"kind": "samples", "step": step, "samples": said, "metrics": {"exact_match": step / 60}})
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     page = report.make([path.parent]).html
     assert "a &lt;b&gt; =" in page
-    shown = [step for step in range(0, 61, 10) if f"said after {step}<" in page]
-    assert shown == [0, 20, 30, 40, 50, 60]
+    shown = [step for step in range(0, 61, 4) if f"said after {step}<" in page]
+    assert shown == [0, 12, 24, 36, 48, 60]
     assert "over samples for held-out prompts" in page
     assert "exact_match" in page
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:60]))

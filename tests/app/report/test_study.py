@@ -9,6 +9,7 @@ import pytest
 
 from penalties.app.ablation import Outcome, Recorded
 from penalties.app.ablation.outcomes import Facts, write
+from penalties.app.cli import main
 from penalties.app.report import make
 from penalties.app.report.study import Study, study_of
 
@@ -53,6 +54,36 @@ def test_the_page_has_the_headline_the_intervals_and_the_power(tmp_path: Path) -
     assert "With 3 seeds and 2 comparisons, an effect of 4.6 standard deviations" in page
 
 
+def test_what_runs_say_by_themselves_ranks_no_variant(tmp_path: Path) -> None:
+    made = make([ablation(tmp_path)])
+    page = html.unescape(made.html)
+    assert "<h1>Ablation of 9 runs</h1>" in page
+    assert "Ranking" not in page
+    assert not re.search("ended.{0,20} with the lowest", page)
+    assert made.together[0] == "kl helped; no effect of kl.weight=2 was shown."
+    assert '<meta name="description" content="kl helped; no effect' in page
+    # Of the runs alone, without the file of the ablation, it is an ordinary comparison.
+    assert "Ranking" in make(sorted(path for path in tmp_path.iterdir() if path.is_dir())).html
+
+
+def test_the_command_says_what_the_ablation_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(ablation(tmp_path))]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == "kl helped; no effect of kl.weight=2 was shown."
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"][0] == "kl helped; no effect of kl.weight=2 was shown."
+
+
+def test_a_variant_without_a_term_has_the_colour_of_the_term(tmp_path: Path) -> None:
+    effects, *_ = section(ablation(tmp_path)).charts
+    # The first term is the first colour, wherever it stands on the page.
+    assert effects.spec["rows"][0]["css"] == "t1"
+
+
+def test_dots_are_named_by_their_seeds(tmp_path: Path) -> None:
+    effects, *_ = section(ablation(tmp_path)).charts
+    assert effects.spec["rows"][0]["labels"] == ["seed 0", "seed 1", "seed 2"]
+
+
 def test_the_charts_are_of_the_same_numbers(tmp_path: Path) -> None:
     effects, swept, front = section(ablation(tmp_path)).charts
     rows = {row["name"]: row for row in effects.spec["rows"]}
@@ -79,7 +110,7 @@ def test_the_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     ]
     assert tables["Difference from all by seed"].rows == [
         ["without kl", "0.5", "0.6", "0.5"],
-        ["kl.weight=2", "0.1", "0", "-0.1"],
+        ["kl.weight=2", "0.1", "0", "−0.1"],
     ]
     assert tables["Held-out base loss by kl.weight"].rows == [["0.5", "all", "2"], ["2", "kl.weight=2", "2"]]
     assert [row[-1] for row in tables["Held-out base loss against kl"].rows] == ["no", "yes"]

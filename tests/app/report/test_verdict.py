@@ -167,7 +167,9 @@ def test_a_run_that_was_resumed_from_its_beginning(tmp_path):
 def test_a_run_that_failed_before_its_first_step_says_why(tmp_path):
     failed = {"kind": "event", "step": 0, "event": "failed", "message": "kl: raised ValueError: no\nmore"}
     write_run(tmp_path, steps=0, settings=config(["kl"], 5), tail=json.dumps(failed) + "\n")
-    assert told(verdict(tmp_path), "run") == ["It failed before its first step was finished: kl: raised ValueError: no"]
+    found = verdict(tmp_path)
+    assert told(found, "run") == ["It failed before its first step was finished: kl: raised ValueError: no"]
+    assert found.summary == "No step yet; the run failed before its first step was finished."
 
 
 def test_a_held_out_loss_that_never_fell(tmp_path):
@@ -283,6 +285,8 @@ def test_no_step(tmp_path):
 def test_how_the_run_ended(tmp_path, steps, wanted, events, tail, sentences):
     told_config = None if wanted is None else config([], wanted)
     found = verdict(write_run(tmp_path, steps=range(1, steps + 1), events=events, settings=told_config, tail=tail))
+    failed = any(kind == "failed" for _, kind, *_ in events)
+    assert ("; the run failed after 10 of 60 steps." in found.summary) is failed
     assert told(found, "run") == [one.replace("FOLDER", shlex.quote(str(tmp_path))) for one in sentences]
 
 

@@ -13,8 +13,9 @@ from penalties.app import cli
 from penalties.app.report.watching import Watch
 from penalties.app.runs.disk import RunError
 
-from .browser import DESKTOP, Browser, in_browser
+from .browser import DESKTOP, Browser, in_browser, plot, press_button, tip
 from .synthetic import small, write_run
+from .test_charts_in_browser import choose, settle
 
 
 @contextlib.contextmanager
@@ -65,6 +66,17 @@ def test_a_change_is_told_at_once(tmp_path):
         later.join()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ablation.json", "search.json"])
+def test_the_end_of_a_run_in_an_ablation_or_a_search_is_a_change(tmp_path, name):
+    small(tmp_path / "all-seed-0", steps=9)
+    (tmp_path / name).write_text("{}")
+    with watching(tmp_path) as server:
+        before = server.stamp()
+        (tmp_path / name).write_text('{"runs": []}')
+        assert server.stamp() != before
+
+
 def test_a_run_that_is_not_there_is_an_error(tmp_path, capsys):
     assert cli.main(["watch", str(tmp_path / "nothing")]) == 2
     assert "is not a folder" in capsys.readouterr().err
@@ -79,15 +91,44 @@ class TestInABrowser:
             tab = driver.open(server.address, DESKTOP)
             try:
                 assert "20 steps" in tab.run("document.querySelector('.facts').textContent")
+                plot(tab)
                 tab.run("document.querySelector('.controls input[value=tokens]').click()")
+                choose(tab, "log")
+                press_button(tab, ".legend button", 0)
                 write_run(tmp_path / "run", steps=30)
                 end = time.monotonic() + 30
                 while "30 steps" not in (tab.run("document.querySelector('.facts')?.textContent ?? ''") or ""):
                     assert time.monotonic() < end, "the page did not follow"
                     time.sleep(0.2)
                 assert tab.run("document.querySelector('.controls input[value=tokens]').checked") is True
+                plot(tab)
+                assert tab.run("document.querySelector('.legend button').getAttribute('aria-pressed')") == "false"
+                tab.run("document.querySelector('.menu summary').click()")
+                settle(tab)
+                pressed = "document.querySelector('.menu [aria-pressed=true]').textContent"
+                assert tab.run(pressed) == "log"
                 assert tab.events("Runtime.exceptionThrown", "Runtime.consoleAPICalled") == []
                 requests = [one["params"]["request"]["url"] for one in tab.events("Network.requestWillBeSent")]
                 assert all(url.startswith((server.address, "data:")) for url in requests)
+            finally:
+                tab.close()
+
+    def test_the_page_waits_for_who_reads_a_chart_by_keys(self, driver: Browser, tmp_path):
+        folder = write_run(tmp_path / "run", steps=20)
+        with watching(folder) as server:
+            tab = driver.open(server.address, DESKTOP)
+            try:
+                plot(tab)
+                while tab.run("document.activeElement.className") != "plot":
+                    tab.press("Tab", 9)
+                tab.press("End")
+                write_run(tmp_path / "run", steps=30)
+                time.sleep(4)
+                assert tip(tab)["where"] == "step 19"
+                tab.press("Tab", 9)
+                end = time.monotonic() + 30
+                while "30 steps" not in (tab.run("document.querySelector('.facts')?.textContent ?? ''") or ""):
+                    assert time.monotonic() < end, "the page did not follow"
+                    time.sleep(0.2)
             finally:
                 tab.close()

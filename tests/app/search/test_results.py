@@ -34,6 +34,10 @@ class TestBest:
         told = "The lowest base_loss of 5 trials is 1, with kl.weight 0 (trial-0000)."
         assert headline(found()) == told
 
+    def test_before_all_trials_ended_it_is_so_far(self) -> None:
+        told = "The lowest base_loss of 5 trials so far is 1, with kl.weight 0 (trial-0000)."
+        assert headline(found()._replace(total=9)) == told
+
     def test_is_the_highest_where_high_is_good(self) -> None:
         made = found(goals=(Goal("base_loss", highest=True),))
         assert made.best == TRIALS[3]

@@ -117,6 +117,57 @@ def test_norms_at_logits_take_the_second_forward() -> None:
     assert_close(found, expected, 1e-5)
 
 
+def mass(flat_likeliest: Any, flat_mask: Any) -> Any:
+    return (flat_likeliest.exp().sum(-1) * flat_mask).sum() / flat_mask.sum()
+
+
+LIKELIEST = [
+    pn.Term(pn.kl_divergence, weight=0.5, inputs={"p": "logprobs.top", "q": "top", "mask": "mask"}),
+    pn.Term(pn.js_divergence, weight=0.5, inputs=("logprobs.other", "other"), options={"reduction": "sum"}),
+    pn.Term(
+        mass,
+        weight=0.5,
+        inputs={"flat_likeliest": "flat_logprobs.top", "flat_mask": "flat_mask"},
+        scope="mean",
+        separable=True,
+    ),
+    pn.Term(adapters.kl, name="kl", weight=0.2, inputs=("logprobs.top", "top")),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"track_grad_norms": "parameters", "cosines": True}])
+def test_the_likeliest_tokens_of_references(options: dict[str, Any]) -> None:
+    batch = data(*LENGTHS, weights=flags)
+    with tiny(seed=3) as teacher:
+        given = {"top": references.client(teacher, top_k=3), "other": references.client(teacher, top_k=2)}
+        assert_one_pass(batch, "cross_entropy", [*LIKELIEST, *OVER_LOGPROBS[:2]], references=given, **options)
+
+
+def test_likeliest_tokens_are_targets_only_in_steps_with_a_term_that_reads_them() -> None:
+    batch = data(*LENGTHS, weights=flags)
+    terms = [pn.Term(pn.kl_divergence, inputs=("logprobs.top", "top"), every=2), OVER_LOGPROBS[1]]
+    with tiny(seed=3) as teacher:
+        given: dict[str, Any] = {"references": {"top": references.client(teacher, top_k=3)}}
+        for step, names in ((0, {"kl_divergence", "l2"}), (1, {"l2"})):
+            whole, expected, _ = trained(batch, "cross_entropy", terms, step=step, **given)
+            parts, found, forwards = trained(batch, "cross_entropy", terms, limit=8, step=step, **given)
+            assert forwards == 6
+            assert set(parts.custom_loss.terms) == names
+            assert numbers(parts) == pytest.approx(numbers(whole), rel=1e-4, abs=1e-5)
+            assert_close(found, expected, 1e-5)
+
+
+def test_norms_at_likeliest_tokens_take_the_second_forward() -> None:
+    batch = data(*LENGTHS, weights=flags)
+    with tiny(seed=3) as teacher:
+        given = {"references": {"top": references.client(teacher, top_k=3)}, "track_grad_norms": True}
+        whole, expected, _ = trained(batch, "cross_entropy", LIKELIEST[:1], **given)
+        parts, found, forwards = trained(batch, "cross_entropy", LIKELIEST[:1], limit=8, **given)
+    assert forwards == 12
+    assert numbers(parts) == pytest.approx(numbers(whole), rel=1e-4, abs=1e-5)
+    assert_close(found, expected, 1e-5)
+
+
 @pytest.mark.parametrize("width", [None, 3])
 def test_candidates(width: int | None) -> None:
     batch = data(*LENGTHS, width=width or 3, weights=lambda rng, shape: np.ones(shape))

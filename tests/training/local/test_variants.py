@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+import penalties as pn
 from penalties.errors import InputError, MissingLibraryError, OptionError
+from penalties.training import forward_backward_custom
 from penalties.training.local import LocalTrainingClient
 from penalties.training.types import AdamParams, ModelInput, SamplingParams
 from tests.training.local.cases import (
@@ -140,6 +142,27 @@ def test_a_compiled_model_computes_the_same(options: dict[str, Any]) -> None:
     for at in (0, 1, 2):
         assert_close(found[1][at], found[0][at], 1e-5)
     assert found[1][3] == found[0][3]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("options", [{}, {"lora_dropout": 0.4}])
+def test_gradients_of_terms_are_measured_after_steps_that_measured_none(options: dict[str, Any]) -> None:
+    # The backward that a step without measurements compiles may write over what it reads.
+    batch, found = data(9, 3, 6, weights=normal), list[Any]()
+    terms = [pn.Term(pn.entropy, inputs={"p": "logits"}, options={"logits": True}), pn.Term(pn.l2)]
+    for compiled in (False, "aot_eager"):
+        with tiny(compile=compiled, **options) as client:
+            for measured in (False, "parameters"):
+                clear(client)
+                passed = forward_backward_custom(
+                    client, batch, "cross_entropy", regularizers=terms, track_grad_norms=measured
+                )
+                output = passed.result(WAIT).custom_loss
+                found.append(([] if not measured else [one.grad_norm for one in output.all], gradients(client)))
+    plain, compiled = found[:2], found[2:]
+    for at in (0, 1):
+        assert_close(compiled[at][0], plain[at][0], 1e-4)
+        assert_close(compiled[at][1], plain[at][1], 1e-5)
 
 
 # Quantized weights, and moments.

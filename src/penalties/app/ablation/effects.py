@@ -21,6 +21,8 @@ class Effect:
     """Of the base loss, by seed: positive where the variant's is higher."""
     lost: Sequence[int]
     """The seeds where one of the two runs failed, or ended with a loss that is not finite."""
+    pending: Sequence[int]
+    """The seeds of the baseline with which the variant's run has not ended."""
     mean: float
     deviation: float
     """The standard deviation of the differences; NaN with one seed."""
@@ -31,7 +33,7 @@ class Effect:
     adjusted: float
     """The p-value, adjusted for all comparisons by Holm's method."""
     claimed: bool
-    """Whether it is shown that the variant differs: by `adjusted`, with enough seeds, and none of them lost."""
+    """Whether it is shown that the variant differs: by `adjusted`, with enough seeds, none of them lost, at the end."""
     detectable: float
     """The difference that would be found with a probability of 80 %, if its deviation is as measured."""
 
@@ -119,11 +121,20 @@ class Ablation:
     fronts: Sequence[Front]
     steps: tuple[int, int] | None
     """The first and the last step at which a run ended; None if nothing was measured."""
+    ended: int
+    """How many runs have ended, well or not."""
+    runs: int
+    """How many runs there are to be."""
 
     @property
     def enough(self) -> bool:
         """Whether there are enough seeds to claim anything."""
         return self.seeds >= FEWEST
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run has ended: a test at every look would find effects in chance, sooner or later."""
+        return self.ended >= self.runs
 
 
 def analysed(record: Recorded) -> Ablation:
@@ -136,7 +147,8 @@ def analysed(record: Recorded) -> Ablation:
     base = facts.get(record.baseline, Facts({}, None, {})).measure
     apart = {name: [key for key, value in base.items() if facts[name].measure.get(key) != value] for name in names}
     others = [name for name in names if name != record.baseline and not apart[name]]
-    effects = _effects(whole, {name: by_name[name] for name in others})
+    runs = len(outcomes) if record.runs is None else record.runs
+    effects = _effects(whole, {name: by_name[name] for name in others}, complete=len(outcomes) >= runs)
     rows = [_row(by_name[name], facts[name], effects.get(name), apart[name]) for name in names]
     seeds, comparisons = len(whole), len(effects)
     ended = [one.step for one in outcomes if one.step is not None]
@@ -151,10 +163,14 @@ def analysed(record: Recorded) -> Ablation:
         swept=_swept(rows, {name: facts[name].settings for name in names}),
         fronts=_fronts(rows),
         steps=(min(ended), max(ended)) if ended else None,
+        ended=len(outcomes),
+        runs=runs,
     )
 
 
-def _effects(whole: Mapping[int, Outcome], others: Mapping[str, Sequence[Outcome]]) -> dict[str, Effect]:
+def _effects(
+    whole: Mapping[int, Outcome], others: Mapping[str, Sequence[Outcome]], *, complete: bool
+) -> dict[str, Effect]:
     """The effect of each variant; none where no run has a base loss."""
     seeds = sorted(whole)
     if not others or all(one.base_loss is None for one in whole.values()):
@@ -167,14 +183,17 @@ def _effects(whole: Mapping[int, Outcome], others: Mapping[str, Sequence[Outcome
     effects: dict[str, Effect] = {}
     for index, name in enumerate(others):
         row = dict(zip(seeds, differences[index].tolist(), strict=True))
-        lost = [seed for seed, value in row.items() if not math.isfinite(value)]
+        there = {one.seed for one in others[name]}
+        pending = [seed for seed in seeds if seed not in there]
+        lost = [seed for seed, value in row.items() if not math.isfinite(value) and seed in there]
         numbers = (found.mean, found.deviation, found.low, found.high, found.p, found.adjusted)
         effects[name] = Effect(
             {seed: value for seed, value in row.items() if math.isfinite(value)},
             lost,
+            pending,
             *(float(part[index]) for part in numbers),
             # The seeds that are left may be those on which it did well.
-            claimed=bool(found.claimed[index]) and not lost,
+            claimed=bool(found.claimed[index]) and not lost and complete,
             detectable=power * float(found.deviation[index]),
         )
     return effects

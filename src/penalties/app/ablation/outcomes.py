@@ -57,6 +57,8 @@ class Recorded(NamedTuple):
     baseline: str
     variants: dict[str, Facts]
     outcomes: list[Outcome]
+    runs: int | None = None
+    """How many runs there are to be; None if that was not recorded."""
 
 
 def holds_ablation(folder: Path) -> bool:
@@ -106,6 +108,7 @@ def write(folder: Path, record: Recorded) -> None:
     """Write the outcomes so far; a reader never sees an incomplete file."""
     described = {
         "baseline": record.baseline,
+        "total": record.runs,
         "variants": {name: facts._asdict() for name, facts in record.variants.items()},
         "runs": [{**outcome._asdict(), "folder": outcome.folder.name} for outcome in record.outcomes],
     }
@@ -121,9 +124,8 @@ def recorded(folder: Path) -> Recorded:
         found: Any = decode(json.loads(read_plain(path)))
         runs = [cast("dict[str, Any]", run) for run in found["runs"]]
         outcomes = [Outcome(**{**run, "folder": folder / run["folder"]}) for run in runs]
-        return Recorded(
-            found["baseline"], {name: Facts(**facts) for name, facts in found["variants"].items()}, outcomes
-        )
+        variants = {name: Facts(**facts) for name, facts in found["variants"].items()}
+        return Recorded(found["baseline"], variants, outcomes, found.get("total"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}: {error}); resume the ablation to write it again", 2

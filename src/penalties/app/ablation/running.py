@@ -50,7 +50,7 @@ def ablate(
 
         def record() -> Recorded:
             outcomes = [found[task.folder] for task in tasks if task.folder in found]
-            return Recorded(baseline, facts_of(chosen), outcomes)
+            return Recorded(baseline, facts_of(chosen), outcomes, len(tasks))
 
         def ended(task: Task, error: str | None) -> None:
             variant = of[task.folder]

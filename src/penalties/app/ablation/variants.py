@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..problems import nearest
 from ..runs.disk import RunError
+from .measures import HELD_OUT, MEASURED, TRAINED
 from .outcomes import ALL
 
 if TYPE_CHECKING:
@@ -35,11 +36,9 @@ class Variant(NamedTuple):
     @property
     def measure(self) -> dict[str, Any]:
         """What its base loss is a measure of, by key: losses of different functions or data cannot be compared."""
-        held_out = self.config.data.eval_path
         found = self.config.model_dump(mode="json")
-        data = "data.path" if held_out is None else "data.eval_path"
-        keys = ("train.loss", "train.loss_options", "model.name", data)
-        return {key: found[table][name] for key in keys for table, name in [key.split(".")]}
+        data = TRAINED if self.config.data.eval_path is None else HELD_OUT
+        return {f"{table}.{name}": found[table][name] for table, name in (*MEASURED, *data)}
 
     @property
     def folder(self) -> str:

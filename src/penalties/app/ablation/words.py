@@ -24,6 +24,8 @@ def headline(found: Ablation) -> str:
     compared = [row for row in found.rows if row.effect is not None]
     if not compared:
         return f"There is nothing to compare by {found.metric}."
+    if not found.complete:
+        return f"Nothing is claimed yet: {found.ended} of {counted(found.runs, 'run')} ended."
     if not found.enough:
         return f"Nothing is claimed: {counted(found.seeds, 'seed')}; at least {FEWEST} are needed."
     groups: dict[str, list[str]] = {}
@@ -44,7 +46,9 @@ def _claim(found: Ablation, row: Row) -> tuple[str, str]:
     if row.removed is not None and found.baseline == ALL:
         return ("" if not row.effect.claimed else "helped" if higher else "cost"), row.removed
     ended = "higher" if higher else "lower"
-    return (f'ended {ended} than "{found.baseline}"' if row.effect.claimed else ""), row.variant
+    # One that sets several values has commas in its name, and would read as several.
+    name = f'"{row.variant}"' if "," in row.variant else row.variant
+    return (f'ended {ended} than "{found.baseline}"' if row.effect.claimed else ""), name
 
 
 def sentences(found: Ablation) -> list[str]:
@@ -56,6 +60,8 @@ def sentences(found: Ablation) -> list[str]:
 def _sentence(found: Ablation, row: Row) -> str:
     effect = row.effect
     assert effect is not None
+    if not found.complete:
+        return _so_far(row, effect)
     if effect.equal:
         return f"{row.variant}: the losses are those of {found.baseline}, to the last bit, in every seed."
     ended = f"{row.variant}: the {found.metric} ended {_by(effect.mean)}"
@@ -70,6 +76,14 @@ def _sentence(found: Ablation, row: Row) -> str:
         return f"{_lost(row, effect)} In the others it ended {_by(effect.mean)} ({evidence})."
     reach = f"; {short(effect.detectable)} would have been found with a probability of {_percent(POWER)}"
     return f"{ended} ({evidence}): no effect is shown{reach if found.enough else ''}."
+
+
+def _so_far(row: Row, effect: Effect) -> str:
+    seeds = len(effect.differences)
+    if not seeds:
+        return f"{row.variant}: no pair of runs has ended."
+    pairs = "1 pair" if seeds == 1 else f"{seeds} pairs"
+    return f"{row.variant}: {_by(effect.mean)} so far, in {pairs} of runs."
 
 
 def _by(mean: float) -> str:
@@ -92,7 +106,7 @@ def _remarks(found: Ablation) -> Iterator[str]:
             "t-intervals of each variant by itself, uncorrected; an effect is claimed where p, adjusted by Holm's "
             f"method for {counted(found.comparisons, 'comparison')}, is below {LEVEL:g}, with at least {FEWEST} seeds."
         )
-    if found.power is not None:
+    if found.power is not None and found.complete:
         yield (
             f"With {found.seeds} seeds and {counted(found.comparisons, 'comparison')}, an effect of {found.power:.1f} "
             f"standard deviations of the differences would be found with a probability of {_percent(POWER)}."

@@ -89,6 +89,18 @@ EXAMPLES: Final[dict[tuple[str, str], str]] = {
     **{("schedule", name): f"{_TERM}schedule = {text}" for name, text in _SCHEDULES.items()},
     ("wrap", "ema"): f'{_TERM}wrap = [{{ kind = "ema", decay = 0.9 }}]',
     ("wrap", "normalized"): f'{_TERM}wrap = [{{ kind = "normalized" }}]',
+    ("wrap", "score_function"): (
+        "# For your own function, which returns a value for each datum that the model sampled.\n"
+        '# [[term]]\n# fn = "package.module:reward"\n# weight = -1.0\n# inputs = "data"\n'
+        '# wrap = [{ kind = "score_function", logprobs = "logprobs", mask = "mask" }]'
+    ),
+    ("wrap", "straight_through"): f'{_TERM}wrap = [{{ kind = "straight_through", discretize = "sign" }}]',
+    ("wrap", "spsa"): f'{_TERM}wrap = [{{ kind = "spsa", samples = 2 }}]',
+    ("wrap", "evolution_strategies"): f'{_TERM}wrap = [{{ kind = "evolution_strategies", population = 4 }}]',
+    ("wrap", "cached"): (
+        '[[term]]\nfn = "l2"\nweight = 0.01\ninputs = "flat_mask"\nwrap = [{ kind = "cached", folder = "cache" }]'
+    ),
+    ("wrap", "stale"): f'{_TERM}wrap = [{{ kind = "stale", steps = 5, wrt = "params" }}]',
     ("table", "references"): (
         '[references]\ninitial = { kind = "initial" }\nperturbed = { kind = "perturbed", token_dropout = 0.2 }'
     ),

@@ -48,14 +48,14 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         what = f"{path} is a folder" if cause.errno == errno.EISDIR else f"the folder {path.parent} is not writable"
         raise RunError(f"{what}; choose another file with --out", 2) from cause
     if as_json:
-        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": lines_of(report.comparison)}
+        said: dict[str, Any] = {"kind": "report", "report": str(path), "verdict": report.together or None}
         said["runs"] = {name: lines_of(verdict) for name, verdict in report.verdicts.items()}
         say(dumps(said))
     elif not quiet:
         for name, verdict in report.verdicts.items():
             say(f"{name}: {verdict.summary}")
-        if report.comparison is not None:
-            say(report.comparison.summary)
+        if report.together:
+            say(report.together[0])
         say(f"report: {path}")
 
 

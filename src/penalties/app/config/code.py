@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..problems import Problem
-from .objective import is_path
+from .objective import functions_of, is_path
 
 if TYPE_CHECKING:
     from .config import Config
@@ -19,7 +19,9 @@ __all__ = ["holding", "inside", "named"]
 def named(config: "Config") -> list[tuple[str, str]]:
     """The paths of functions in a config, each with its key."""
     found = [("train.loss", config.train.loss)]
-    found += [(f"term.{index}.fn", table.fn) for index, table in enumerate(config.term, 1)]
+    found += [
+        (f"term.{index}.{key}", path) for index, table in enumerate(config.term, 1) for key, path in functions_of(table)
+    ]
     found += [("samples.metrics", metric) for metric in config.samples.metrics]
     return [(where, path) for where, path in found if is_path(path)]
 

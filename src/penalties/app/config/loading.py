@@ -192,7 +192,7 @@ def _too_deep(source: str) -> ConfigError:
 
 
 def _absolute(raw: dict[str, Any], folder: Path) -> None:
-    """Make the paths that were read absolute: of data, of models that are folders, and of what sinks write."""
+    """Make paths that were read absolute: of data, of models that are folders, of what sinks and terms write."""
     tables = {name: cast("Any", table) for name, table in raw.items() if isinstance(table, dict)}
     sinks = tables.get("sinks", {})
     paths: list[tuple[Any, str]] = [
@@ -203,6 +203,7 @@ def _absolute(raw: dict[str, Any], folder: Path) -> None:
         (sinks.get("mlflow"), "tracking_uri"),
     ]
     paths += [(one, "model") for one in tables.get("references", {}).values()]
+    paths += [(layer, "folder") for term in _tables(raw.get("term")) for layer in _tables(term.get("wrap"))]
     for table, key in paths:
         # A sink may be `true`, and anything may be wrong.
         value = cast("dict[str, Any]", table).get(key) if isinstance(table, dict) else None
@@ -210,6 +211,12 @@ def _absolute(raw: dict[str, Any], folder: Path) -> None:
             table[key] = [_absolute_path(key, one, folder) for one in cast("list[Any]", value)]
         elif value is not None:
             table[key] = _absolute_path(key, value, folder)
+
+
+def _tables(given: Any) -> list[dict[str, Any]]:
+    """The tables of a list; anything may be wrong with it."""
+    rows = cast("list[Any]", given) if isinstance(given, list) else []
+    return [cast("dict[str, Any]", one) for one in rows if isinstance(one, dict)]
 
 
 def _absolute_path(key: str, value: Any, folder: Path) -> Any:

@@ -28,6 +28,7 @@ __all__ += [
     "arguments",
     "base_term",
     "estimates",
+    "functions_of",
     "is_path",
     "loss_problems",
     "needs_reference",
@@ -189,7 +190,7 @@ def term_problems(config: "Config", raw: Sequence[Any], references: Iterable[str
     names: dict[str, str] = {}
     for index, table in enumerate(config.term):
         where = f"term.{label_of(raw, index)}"
-        if table.fn == UNKNOWN or (is_path(table.fn) and not code):
+        if table.fn == UNKNOWN or (not code and any(is_path(path) for _, path in functions_of(table))):
             continue
         term, problems = _built(where, table, config.train.steps)
         yield from problems
@@ -269,7 +270,9 @@ def _built(where: str, table: "TermTable", steps: int) -> tuple[Term | None, lis
     try:
         return pipeline_of([arguments(table.model_copy(update={"options": right}), steps)])[0][0], problems
     except OptionError as error:
-        path = f"{where}.options.{error.option}" if error.option in right else f"{where}.{error.option}"
+        # An argument that a term does not have is that of something around it.
+        key = error.option if error.option in type(table).model_fields else "wrap"
+        path = f"{where}.options.{error.option}" if error.option in right else f"{where}.{key}"
         return None, [*problems, Problem(path, _of_option(error))]
 
 
@@ -289,6 +292,14 @@ def path_problem(path: str) -> str | None:
     except OptionError as error:
         return _of_option(error)
     return None
+
+
+def functions_of(table: "TermTable") -> Iterator[tuple[str, str]]:
+    """The functions that a term names, each with its key: its own, and those of what is around it."""
+    yield "fn", table.fn
+    for index, layer in enumerate(table.wrap, 1):
+        if layer.kind == "straight_through":
+            yield f"wrap.{index}.discretize", layer.discretize
 
 
 def is_path(name: str) -> bool:

@@ -274,7 +274,93 @@ class NormalizedTable(Table):
     """The fraction of the scale that a step keeps: closer to 1 is smoother and slower."""
 
 
-WrapTable: TypeAlias = Annotated[EmaTable | NormalizedTable, Field(discriminator="kind")]
+class ScoreFunctionTable(Table):
+    """The mean of a term that returns a value per sample, with the score-function gradient (REINFORCE)."""
+
+    kind: Literal["score_function"]
+    logprobs: _Text
+    """The input with the log-probabilities of the samples, such as `"logprobs"`."""
+    baseline: Literal["mean", "leave_one_out", "none"] = "mean"
+    """What is subtracted from each value: the running mean of earlier steps, the mean of the other samples, or 0."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """The fraction of the running mean that a step keeps."""
+    mask: _Text | None = None
+    """The input that says which log-probabilities count, such as `"mask"`; by default all."""
+
+
+class StraightThroughTable(Table):
+    """A term at discrete inputs, with its gradient passed on as if they were not."""
+
+    kind: Literal["straight_through"]
+    discretize: _Text = "round"
+    """`"round"`, `"sign"`, `"argmax"`, or `"package.module:function"`."""
+    wrt: _Text | list[_Text] | None = None
+    """The inputs that are made discrete; by default all floats."""
+
+
+class SpsaTable(Table):
+    """A term with a gradient estimated by simultaneous perturbation."""
+
+    kind: Literal["spsa"]
+    samples: _Count = 4
+    """How many directions are tried; each takes two more evaluations of the term."""
+    c: Annotated[float, Field(gt=0)] = 0.01
+    """How far from the inputs the term is tried, in each element."""
+    wrt: _Text | list[_Text] | None = None
+    """The inputs that are perturbed; by default all floats that are trained."""
+    seed: _Whole = 0
+    """The seed of the directions, which differ at each step."""
+
+
+class EvolutionStrategiesTable(Table):
+    """A term with the gradient of itself smoothed by Gaussian noise."""
+
+    kind: Literal["evolution_strategies"]
+    population: Annotated[int, Field(ge=2, multiple_of=2)] = 16
+    """How many points beside the inputs are tried: an even number."""
+    sigma: Annotated[float, Field(gt=0)] = 0.1
+    """The standard deviation of the noise."""
+    ranks: bool = False
+    """Whether values are replaced by their ranks, so that outliers and the scale of the term do not matter."""
+    wrt: _Text | list[_Text] | None = None
+    """The inputs that are perturbed; by default all floats that are trained."""
+    seed: _Whole = 0
+    """The seed of the noise, which differs at each step."""
+
+
+class CachedTable(Table):
+    """A term of data whose results are kept on disk."""
+
+    kind: Literal["cached"]
+    folder: _Text
+    """The folder of the results, which runs may share."""
+    max_bytes: _Count = 2**30
+    """The most that they take together; the least recently used go first."""
+    version: str = ""
+    """A part of the key: change it when the function would return something else and its module does not show it."""
+
+
+class StaleTable(Table):
+    """A slow term of parameters whose gradient is reused between the steps at which it runs."""
+
+    kind: Literal["stale"]
+    steps: _Count
+    """How many steps a gradient is reused for."""
+    wrt: _Text | list[_Text]
+    """The inputs that stay between steps, such as `"params"`."""
+
+
+WrapTable: TypeAlias = Annotated[
+    EmaTable
+    | NormalizedTable
+    | ScoreFunctionTable
+    | StraightThroughTable
+    | SpsaTable
+    | EvolutionStrategiesTable
+    | CachedTable
+    | StaleTable,
+    Field(discriminator="kind"),
+]
 """A wrapper of a term, by its kind."""
 
 
@@ -316,7 +402,7 @@ class TermTable(Table):
     schedule: ScheduleTable | None = None
     """The weight as a function of the step; constant by default."""
     wrap: list[WrapTable] = Field(default=[])
-    """Wrappers around it, from the inside out: `{ kind = "ema" }`, `{ kind = "normalized" }`."""
+    """Wrappers around it, from the inside out: `{ kind = "ema" }` and others (`penalties list wrap`)."""
 
 
 def _switched(value: Any) -> Any:

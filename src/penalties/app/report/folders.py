@@ -10,10 +10,10 @@ from typing import Any, Final, cast
 from ...files import read_plain
 from ..runs.disk import RunError
 
-__all__ = ["named", "runs_in"]
+__all__ = ["TOGETHER", "named", "runs_in"]
 
 _RUN: Final = ("metrics.jsonl", "config.json")
-_TOGETHER: Final = ("ablation.json", "search.json")
+TOGETHER: Final = ("ablation.json", "search.json")
 """The files of folders whose runs belong together."""
 _SEED: Final = re.compile(r"-seed-\d+$")
 
@@ -34,7 +34,7 @@ def _runs(folder: Path) -> list[Path]:
     below = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
     if not below:
         return [folder]
-    together = next((folder / name for name in _TOGETHER if (folder / name).is_file()), None)
+    together = next((folder / name for name in TOGETHER if (folder / name).is_file()), None)
     if together is None:
         contains, wanted = ("a run", below[0]) if len(below) == 1 else (f"{len(below)} runs", folder / "*")
         raise RunError(f"{folder} is not a run, but contains {contains}; use penalties report {wanted}", 2)

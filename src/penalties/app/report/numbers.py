@@ -1,13 +1,16 @@
 """Numbers as text."""
 
 import math
+import re
 from typing import Final
 
-__all__ = ["percent", "seconds", "shown", "steps_shown"]
+__all__ = ["percent", "seconds", "shown", "steps_shown", "typeset"]
 
 _COUNTED: Final = 1e15
 """Larger numbers of steps, tokens and seconds come from a log that somebody else wrote."""
 _MINUS: Final = "\N{MINUS SIGN}"
+_NEGATIVE: Final = re.compile(r"(?<![\w.=])-(?=\d)|(?<=\de)-(?=\d)")
+"""The sign of negative numbers and exponents, but not hyphens in names, settings and dates."""
 _SPACE: Final = "\N{NARROW NO-BREAK SPACE}"
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
@@ -31,6 +34,15 @@ def shown(value: float, digits: int = 4) -> str:
         if "." in text:
             text = text.rstrip("0").rstrip(".")
     return text.replace("-", _MINUS)
+
+
+def typeset(text: str) -> str:
+    """A text that was written for a terminal, with the minus signs of the page.
+
+    >>> typeset("x-1 ended at -1.5e-05 on 2026-11-02")
+    'x-1 ended at −1.5e−05 on 2026-11-02'
+    """
+    return _NEGATIVE.sub(_MINUS, text)
 
 
 def steps_shown(count: float) -> str:

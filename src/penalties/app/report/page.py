@@ -42,8 +42,10 @@ __all__ = ["Report", "make"]
 
 _HERE: Final = Path(__file__).parent
 
-_SCRIPT: Final = ("numbers", "runs", "scales", "figure", "group", "lines", "marks", "points", "menu", "page")
+_SCRIPT: Final = ("numbers", "runs", "scales", "figure", "group", "lines", "marks", "points", "scatter", "menu", "page")
 """The files of the page's script, in their order: each uses those before it."""
+_ITS_OWN: Final = ("ranking", "compared")
+"""Findings that an ablation or a search has of its own, by tests rather than by the order of numbers."""
 _SMOOTHED: Final = 300
 """From this number of steps on, charts are smoothed a little at first."""
 
@@ -55,6 +57,15 @@ class Report:
     html: str
     verdicts: dict[str, Verdict]
     comparison: Verdict | None
+    study: Study | None = None
+    """What an ablation or a search shows, if the report is of one."""
+
+    @property
+    def together(self) -> list[str]:
+        """What all runs show together, the headline first; empty for one run."""
+        if self.study is not None:
+            return [self.study.headline, *self.study.sentences]
+        return [] if self.comparison is None else str(self.comparison).splitlines()
 
     def _repr_html_(self) -> str:
         """The page, in a frame, where a notebook shows it."""
@@ -99,15 +110,15 @@ def compose(
     buckets, exact = buckets_for([one.columns for one in found])
     longest = max((len(log.steps) for log in logs), default=0)
     page = _template().render(
-        title=names[0] if not several else f"{len(found)} runs compared",
+        title=names[0] if not several else _title(study, len(found)),
         style="\n".join(
             [_text("vendor/uplot/uPlot.min.css"), _text("style.css"), css(len({one.group for one in found}))]
         ),
         scripts=_scripts(watched is not None),
         watched=watched,
-        description=(comparison or verdicts[found[0].letter]).summary,
+        description=(comparison or verdicts[found[0].letter]).summary if study is None else study.headline,
         several=several,
-        comparison=comparison,
+        comparison=comparison if study is None or comparison is None else _beside(comparison),
         together=together,
         header=header,
         rows=list(zip(found, cells, strict=True)),
@@ -122,7 +133,16 @@ def compose(
         signs=SIGNS,
         losses=LEGEND,
     )
-    return Report(page.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison)
+    return Report(page.lstrip(), {one.name: verdicts[one.letter] for one in found}, comparison, study)
+
+
+def _title(study: Study | None, runs: int) -> str:
+    return f"{runs} runs compared" if study is None else f"{study.title} of {counted(runs, 'run')}"
+
+
+def _beside(comparison: Verdict) -> Verdict:
+    """What a comparison adds to a study, which says itself how its runs differ, and what that shows."""
+    return Verdict(comparison.headline, [one for one in comparison.findings if one.kind not in _ITS_OWN])
 
 
 def _thinned(longest: int, buckets: int, exact: bool) -> str:

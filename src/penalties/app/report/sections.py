@@ -35,8 +35,8 @@ class Section:
         if not there:
             return
         if all(constant(line.series) for line in there):
-            values = ", ".join(f"{line.name} {shown(float(line.series.values[0]))}" for line in there)
-            same = shown(float(there[0].series.values[0])) if len(there) == 1 else values
+            values = ", ".join(f"{line.name} {_first(line)}" for line in there)
+            same = _first(there[0]) if len(there) == 1 else values
             self.constants.append(f"{title}: {same}{_always(there[0].series)}")
         else:
             self.charts.append(chart)
@@ -46,6 +46,10 @@ def constant(series: Series) -> bool:
     """Whether a series has the same finite number in every step, and more than one of them."""
     values = series.values
     return len(values) > 1 and bool(np.isfinite(values[0])) and bool((values == values[0]).all())
+
+
+def _first(line: Line) -> str:
+    return shown(line.times * float(line.series.values[0]))
 
 
 def _always(series: Series) -> str:
@@ -158,7 +162,7 @@ def _gradient(run: RunLog, css: Mapping[str, str], columns: Columns) -> Section:
         note = "of the sum of the norms of the weighted gradients; choose terms to leave others out"
         found.charts.append(shares("Shares of the gradient", drawn, note=note))
     # The total first, so that a term of almost the same size is drawn over it.
-    drawn = [Line("total", "total", columns, run.grad_norm, look="behind", smooth=True)] if len(run.grad_norm) else []
+    drawn = [Line("total", "total", columns, run.grad_norm, smooth=True)] if len(run.grad_norm) else []
     drawn += [Line(name, css[name], columns, series, smooth=True) for name, series in pulls.items()]
     if drawn:
         note = f"norm of each weighted gradient, and of their sum{_rarely(run, [line.series for line in drawn])}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ..ablation import Ablation, analysed, holds_ablation, recorded
 from ..ablation import headline as ablation_headline
@@ -13,8 +14,11 @@ from ..train.progress import short
 from .charts.chart import Chart
 from .charts.palette import term_class
 from .charts.points import Dots, Spot, dots, scatter
+from .numbers import typeset
 
 __all__ = ["Rows", "Study", "study_of"]
+
+_NONE: Final = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +52,54 @@ def study_of(runs: Sequence[Path]) -> Study | None:
             ablation = analysed(recorded(folder))
             words = ablation_headline(ablation), sentences(ablation)
             parts = _charts(ablation), _tables(ablation)
-            return Study("Ablation", ablation, *words, *parts) if ablation.rows else None
+            return _study("Ablation", ablation, *words, *parts) if ablation.rows else None
         if results.holds_search(folder):
             found = results.found_in(folder)
             words = results.headline(found), results.sentences(found)
             parts = _trade_off(found), _trials(found)
-            return Study("Search", found, *words, *parts) if found.trials else None
+            return _study("Search", found, *words, *parts) if found.trials else None
     except RunError:
         # The runs are shown all the same.
         pass
     return None
 
 
+def _study(
+    title: str,
+    found: Ablation | results.Found,
+    headline: str,
+    lines: Sequence[str],
+    charts: Sequence[Chart],
+    tables: Sequence[Rows],
+) -> Study:
+    """The section, with words and numbers as on the rest of the page."""
+    typed = [
+        Rows(
+            one.title,
+            one.header,
+            [[row[0], *(_NONE if cell == "-" else typeset(cell) for cell in row[1:])] for row in one.rows],
+        )
+        for one in tables
+    ]
+    return Study(title, found, typeset(headline), [typeset(line) for line in lines], charts, typed)
+
+
 def _charts(found: Ablation) -> list[Chart]:
     """The effects by seed, the loss against what was swept, and its trade-off with each term."""
-    css = {row.variant: term_class(index, base=row.variant == found.baseline) for index, row in enumerate(found.rows)}
+    # Those without a term come in the order of terms, and so each has the colour that its term has on the page.
+    others = [row.variant for row in found.rows if row.variant != found.baseline]
+    css = {found.baseline: term_class(0, base=True)}
+    css |= {name: term_class(index, base=False) for index, name in enumerate(others)}
     effects = [
-        Dots(row.variant, css[row.variant], [*effect.differences.values()], effect.mean, effect.low, effect.high)
+        Dots(
+            row.variant,
+            css[row.variant],
+            [*effect.differences.values()],
+            effect.mean,
+            effect.low,
+            effect.high,
+            [f"seed {seed}" for seed in effect.differences],
+        )
         for row in found.rows
         if (effect := row.effect) is not None and effect.differences
     ]

@@ -1,6 +1,5 @@
 """The tables of one run."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,15 +11,13 @@ from .charts.columns import Columns
 from .charts.lines import Line, spark
 from .examples import when
 from .failures import kinds
-from .numbers import percent, seconds, shown, steps_shown
+from .numbers import percent, seconds, shown, steps_shown, typeset
 from .runlog import RunLog, inputs_in_words
 from .summary import Ends, Summary
 
 __all__ = ["arrow", "cosines", "events", "failures", "samples", "term_note", "term_rows", "time_rows"]
 
 _NONE: Final = "–"
-_MINUS: Final = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
-"""The sign of negative numbers and exponents, but not hyphens in names and dates."""
 _SAMPLED: Final = 6
 """Of how many evaluations samples are shown."""
 _EVENTS: Final = 40
@@ -123,9 +120,10 @@ class Samples:
 
 
 def samples(run: RunLog) -> Samples | None:
-    """What the model said at the first and the last evaluations; None if it was not asked."""
+    """What the model said at evaluations from the first to the last; None if it was not asked."""
     steps = sorted(step for step, said in run.spoken.items() if said)
-    some = steps if len(steps) <= _SAMPLED else [steps[0], *steps[1 - _SAMPLED :]]
+    count = min(len(steps), _SAMPLED)
+    some = [steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)]
     prompts = dict.fromkeys(prompt for step in some for prompt, _ in run.spoken[step])
     if not prompts:
         return None
@@ -143,7 +141,7 @@ def events(run: RunLog) -> list[tuple[str, str, str]]:
     """What happened to the run: after which step, kind and message; checkpoints are summed up in one line."""
     saved = [event for event in run.events if event.kind == "checkpoint"]
     others = [event for event in run.events if event.kind != "checkpoint"]
-    rows = [(_after(event.step), event.kind, _MINUS.sub("−", event.message)) for event in others]
+    rows = [(_after(event.step), event.kind, typeset(event.message)) for event in others]
     if len(rows) > _EVENTS:
         rows = [*rows[:_EVENTS], ("", "", f"and {steps_shown(len(rows) - _EVENTS)} more in metrics.jsonl")]
     if saved:

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from ...errors import PenaltiesError
 from ..runs.disk import RunError
-from .folders import runs_in
+from .folders import TOGETHER, runs_in
 from .page import make
 
 __all__ = ["Watch"]
@@ -42,12 +42,14 @@ class Watch(ThreadingHTTPServer):
         return f"http://{_HOST}:{self.server_port}/"
 
     def stamp(self) -> str:
-        """What changes when a log has grown, or a run has begun."""
+        """What changes when a log has grown, a run has begun, or one of an ablation or a search has ended."""
+        logs = [run if run.is_file() else run / "metrics.jsonl" for run in runs_in(self.runs)]
+        # After the last line of the last log.
+        outcomes = [folder / name for folder in self.runs for name in TOGETHER]
         found: list[str] = []
-        for run in runs_in(self.runs):
-            log = run if run.is_file() else run / "metrics.jsonl"
+        for file in (*logs, *outcomes):
             try:
-                about = os.stat(log)
+                about = os.stat(file)
             except OSError:
                 continue
             found.append(f"{about.st_ino:x}-{about.st_size:x}")

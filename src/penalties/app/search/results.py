@@ -132,7 +132,7 @@ def found_in(folder: Path) -> Found:
 def headline(found: Found) -> str:
     """The best trial, and what it was found with."""
     best, goal = found.best, found.goals[0]
-    ended = counted(len(found.trials), "trial")
+    ended = f"{counted(len(found.trials), 'trial')}{' so far' if len(found.trials) < found.total else ''}"
     if best is None:
         limits = f" that keeps to {joined(map(str, found.constraints), 'and')}" if found.constraints else ""
         return f"None of {ended} ended with a finite {goal.name}{limits}."

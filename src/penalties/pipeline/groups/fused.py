@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...kernels import distributions, elementwise
 from ..evaluation import Evaluation
 from ..inputs import CallInputs
 from ..targets import Targets
 
-__all__ = ["RUNNING", "Combined", "FusedDistributions", "FusedElements", "FusedGroup"]
-
-RUNNING: Final = "it has a running value"
-"""Why a term inside a wrapper is computed by itself: what its gradient is multiplied by follows from its value."""
+__all__ = ["Combined", "FusedDistributions", "FusedElements", "FusedGroup"]
 
 
 class Combined(NamedTuple):

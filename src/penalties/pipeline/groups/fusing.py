@@ -10,7 +10,7 @@ from ..binding import Enclosing
 from ..inputs import CallInputs
 from ..targets import Targets
 from ..term import Term, Weight
-from .fused import RUNNING, FusedDistributions, FusedElements, FusedGroup
+from .fused import FusedDistributions, FusedElements, FusedGroup
 from .sharing import Reader, reader_of
 
 __all__ = ["Found", "Fusing", "nothing_to_fuse"]
@@ -96,7 +96,7 @@ class Fusing:
         if term.compile:
             return "compile=True"
         if isinstance(term.fn, Enclosing):
-            return RUNNING
+            return term.fn.apart
         if term.closed_form is None or not term.differentiable:
             own = facts_of(term.fn) is None
             return "your own function" if own else "no kernel computes this penalty with these options"

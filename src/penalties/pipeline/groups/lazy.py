@@ -14,14 +14,14 @@ from ...functional.penalty import facts_of
 from ...functional.reduction import weighted_mean
 from ...kernels.heads import Head, Rows, head_of
 from ...kernels.lengths import length
-from ..binding import Enclosing, innermost
+from ..binding import Enclosing, reader_of_logits
 from ..evaluation import Evaluation
 from ..inputs import CallInputs
 from ..kinds import compiling
 from ..sums import Sums
 from ..targets import Targets
 from ..term import Term, Weight
-from .fused import RUNNING, Combined
+from .fused import Combined
 from .sharing import Reader, reader_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
     if term.compile:
         return "a graph of torch.compile"
     if isinstance(term.fn, Enclosing):
-        return RUNNING
+        return term.fn.apart
     if facts_of(term.fn) is None:
         return "your own function"
     if not _takes_logits(term) or not term.differentiable or term.reduction == "none":
@@ -133,7 +133,7 @@ def _has_tangent(x: Any) -> bool:
 
 
 def _takes_logits(term: Term) -> bool:
-    inner = innermost(term)
+    inner = reader_of_logits(term)
     facts = facts_of(inner.fn)
     return facts is not None and facts.takes_logits(inner.options)
 

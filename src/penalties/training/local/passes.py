@@ -67,7 +67,8 @@ class Kept:
             self._on_graph: dict[str, Any] | None = reads.of(model, batch)
         self._draws = draws.compared()
         self.packed: dict[str, Any] = dict(self._on_graph)
-        if parts.limits.auto:
+        self._compiled: bool = bool(model.options.compile)
+        if parts.limits.auto or self._compiled:
             # Tensors of their own, so that nobody else holds a graph that may have to go.
             self.packed = {name: _apart(packed) for name, packed in self._on_graph.items()}
 
@@ -77,7 +78,9 @@ class Kept:
         def attempt(batches: Sequence[Batch]) -> "list[Tensor | None]":
             # Taken out first: a graph that did not fit is gone at the next attempt, when parts are smaller.
             on_graph, self._on_graph = self._on_graph, None
-            if on_graph is None:
+            # The backward of compiled code may write over what it reads, and then works only once.
+            if on_graph is None or (keep and self._compiled):
+                del on_graph
                 draws = repeated([self._draws], len(batches), self._parts.limits.tokens)
                 return pull_parts(self._model, batches, self._reads, slopes, draws)
             gradients = _propagated(self._model, on_graph, slopes, keep=keep)

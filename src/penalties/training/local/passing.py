@@ -155,7 +155,8 @@ class PassingClient:
         def forward(rows: Sequence[Row], backward: Backward) -> TrainingFuture[Graph]:
             return self._submit_graph(rows, requested, backward)
 
-        return Sweep(parts, list(self._model.parameters), forward, self._worker.submit, self._accumulate)
+        read = partial(rows_of, self._model)
+        return Sweep(parts, read, list(self._model.parameters), forward, self._worker.submit, self._accumulate)
 
     async def forward_with_graph_async(
         self,

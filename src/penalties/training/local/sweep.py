@@ -1,5 +1,6 @@
 """Data that go through a model in parts, once: the graph of a part is freed by its backward before the next one."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,18 @@ class Sweep:
     def __init__(
         self,
         parts: "Sequence[Sequence[Row]]",
+        read: "Callable[[Sequence[Any]], Sequence[Row]]",
         names: Sequence[str],
         forward: "Callable[[Sequence[Row], Backward], TrainingFuture[Graph]]",
         submit: Callable[[Callable[[], Any]], TrainingFuture[Any]],
         accumulate: "Callable[[Gradients, Mapping[str, Tensor]], None]",
     ) -> None:
-        """`names` are those of the parameters; `submit` runs an operation after all that were submitted before."""
+        """`read` makes rows of data; `names` are those of the parameters.
+
+        `submit` runs an operation after all that were submitted before.
+        """
         self._parts = parts
+        self._read = read
         self._names = names
         self._forward = forward
         self._submit = submit
@@ -47,6 +53,11 @@ class Sweep:
     def __len__(self) -> int:
         """The number of parts."""
         return len(self._parts)
+
+    def replace(self, data: Sequence[Any]) -> None:
+        """Take other data of the same lengths, such as with more targets, in the same parts."""
+        rows = iter(self._read(data))
+        self._parts = [list(itertools.islice(rows, len(part))) for part in self._parts]
 
     def __iter__(self) -> Iterator[tuple[range, Graph]]:
         """Each part: the indices of its data, and their graph."""

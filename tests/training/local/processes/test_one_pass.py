@@ -50,7 +50,9 @@ def terms_of(name: str) -> list[pn.Term]:
         pn.Term(pn.kl_divergence, weight=0.3, inputs=("first.logits", "logits"), options=OVER_LOGITS),
         pn.Term(pn.l2, name="small", weight=1e-3, inputs="hidden.1", options={"reduction": "mean"}),
     ]
-    return {"estimates": estimates, "logits": [*estimates, *full], "whole": [pn.Term(spread)], "pairs": []}[name]
+    likeliest = [*estimates, pn.Term(pn.kl_divergence, inputs=("logprobs.first", "first"))]
+    found = {"estimates": estimates, "logits": [*estimates, *full], "likeliest": likeliest}
+    return {**found, "whole": [pn.Term(spread)], "pairs": []}[name]
 
 
 # A name, the options of the client, what is trained on, and how often the first process then runs the model.
@@ -59,6 +61,7 @@ CASES: Mapping[str, tuple[dict[str, Any], str, dict[str, Any], int]] = {
     "parts": (PARTS, "estimates", {}, 3),
     "measured": (PARTS, "estimates", {"track_grad_norms": "parameters", "cosines": True}, 3),
     "logits": (PARTS, "logits", {}, 6),
+    "likeliest": (PARTS, "likeliest", {}, 7),
     "all weights": ({"adapter": "none", **PARTS}, "estimates", {}, 3),
     "packed": ({"packing": True, **PARTS}, "estimates", {}, 3),
     "by rows": ({"batch_size": 1}, "estimates", {}, 4),
@@ -79,7 +82,8 @@ def step(client: Any, terms: str, options: Mapping[str, Any]) -> tuple[dict[str,
     """What a call computes, after a step that has changed the adapter; and how often the model ran here."""
     seen: list[int] = []
     batch = data(*LENGTHS, weights=flags)
-    given: dict[str, Any] = {"references": {"first": references.initial()}} if terms == "logits" else {}
+    first = {"logits": references.initial(), "likeliest": references.initial(top_k=3)}
+    given: dict[str, Any] = {"references": {"first": first[terms]}} if terms in first else {}
     loss: Any = "cross_entropy"
     if terms == "pairs":
         loss, given = {"fn": "dpo", "options": {"beta": 0.3}}, {"references": {"initial": reference(batch)}}

@@ -30,11 +30,13 @@ class Chart:
     note: str = ""
     size: Size = "half"
     legend: Sequence[tuple[str, str, bool, str]] = ()
-    """The name of each line, its CSS class, whether it is drawn at first, and its letter."""
+    """The name of each line, its CSS classes, whether it is drawn at first, and its letter."""
     signs: Sequence[tuple[Sign, str]] = field(default=())
     """What marks in it mean."""
     ends: tuple[int, int] = (0, 0)
     """The first and the last step, if it is over steps."""
+    points: int = 0
+    """How many points the cursor visits, if it is not over steps."""
 
     @property
     def rows(self) -> int:

@@ -123,7 +123,7 @@ def _chart(
     last = max((int(steps[-1]) for steps in every), default=0)
     names = ", ".join(line.name for line in drawn)
     label = f"{title}: {names}; {between(first, last)}. Arrow keys move the cursor."
-    legend = [(line.name, line.css, not line.hidden, line.letter) for line in drawn]
+    legend = [(line.name, f"{line.css} {line.look}", not line.hidden, line.letter) for line in drawn]
     return Chart(title, spec, label, note, size, legend, list(_signs(drawn, moments, last - first)), (first, last))
 
 

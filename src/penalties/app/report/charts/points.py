@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..numbers import shown
 from .chart import Chart, Size
@@ -21,6 +22,8 @@ class Dots:
     low: float | None = None
     high: float | None = None
     """The interval; None where there is none."""
+    labels: Sequence[str] = ()
+    """What each number is of, such as a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +43,10 @@ def dots(title: str, rows: Sequence[Dots], *, x_name: str, note: str = "", size:
 
     Numbers that are not finite are left out.
     """
-    spec = {
-        "kind": "dots",
-        "x": x_name,
-        "rows": [
-            {
-                "name": row.name,
-                "css": row.css,
-                "values": [value for value in row.values if math.isfinite(value)],
-                "mean": _finite(row.mean),
-                "low": _finite(row.low),
-                "high": _finite(row.high),
-            }
-            for row in rows
-        ],
-    }
+    spec: dict[str, Any] = {"kind": "dots", "x": x_name, "rows": [_drawn(row) for row in rows]}
     said = "; ".join(_row(row) for row in rows)
-    return Chart(title, spec, f"{title}: {x_name} of {said}", note, size)
+    count = sum(len(row["values"]) for row in spec["rows"])
+    return Chart(title, spec, f"{title}: {x_name} of {said}", note, size, points=count)
 
 
 def scatter(
@@ -84,7 +74,20 @@ def scatter(
         "spots": [{"name": one.name, "css": one.css, "x": one.x, "y": one.y, "front": one.front} for one in inside],
     }
     said = "; ".join(f"{one.name}: {x_name} {shown(one.x)}, {y_name} {shown(one.y)}" for one in inside)
-    return Chart(title, spec, f"{title}: {said}", note, size)
+    return Chart(title, spec, f"{title}: {said}", note, size, points=len(inside))
+
+
+def _drawn(row: Dots) -> dict[str, Any]:
+    inside = [place for place, value in enumerate(row.values) if math.isfinite(value)]
+    return {
+        "name": row.name,
+        "css": row.css,
+        "values": [row.values[place] for place in inside],
+        "labels": [row.labels[place] for place in inside] if row.labels else [],
+        "mean": _finite(row.mean),
+        "low": _finite(row.low),
+        "high": _finite(row.high),
+    }
 
 
 def _finite(value: float | None) -> float | None:

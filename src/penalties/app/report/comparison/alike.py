@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
+from ...ablation.measures import HELD_OUT, MEASURED, TRAINED
 from ..runlog import RunLog
 from ..verdict.findings import Finding
 from ..verdict.sentences import RunName, Sentence, listed, some
@@ -11,18 +12,6 @@ from .contenders import Contender
 
 __all__ = ["not_ranked", "unlike"]
 
-_MEASURED: Final = {
-    ("model", "name"): "models (and so perhaps tokenizers)",
-    ("train", "loss"): "base losses",
-    ("train", "loss_options"): "options of the base loss",
-    ("train", "reduction"): "reductions",
-    ("data", "max_length"): "maximum lengths",
-    ("data", "mask_prompt"): "masks of prompts",
-    ("data", "end_token"): "end tokens",
-}
-"""What a loss depends on besides the data: the keys of a config, and what they are."""
-_HELD_OUT: Final = {("data", "eval_path"): "held-out data"}
-_TRAINED: Final = {("data", "path"): "training data", ("data", "weights"): "odds of training data"}
 _CONTENTS: Final = {"held_out": "contents of held-out data", "training": "contents of training data"}
 """By kind of data, whose files may have the same path and differ all the same."""
 _SEED: Final = {("train", "seed"): "seeds"}
@@ -34,7 +23,7 @@ def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
 
     Without a config nothing is known, and nothing said.
     """
-    keys = {**_MEASURED, **(_HELD_OUT if held_out else _TRAINED)}
+    keys = {**MEASURED, **(HELD_OUT if held_out else TRAINED)}
     different = [words for key, words in keys.items() if len(_values(found, key)) > 1]
     kind = "held_out" if held_out else "training"
     if len(_contents(found, kind)) > 1 and not any("data" in words for words in different):
@@ -46,9 +35,9 @@ def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
 
 def unlike(found: Sequence[Contender]) -> Iterator[Finding]:
     """In which data, models and seeds runs differ, and of which nothing is known."""
-    for key, words in {**_MEASURED, **_HELD_OUT, **_TRAINED}.items():
+    for key, words in {**MEASURED, **HELD_OUT, **TRAINED}.items():
         yield from _stated(_values(found, key), words)
-    for (kind, words), paths in zip(_CONTENTS.items(), (_HELD_OUT, _TRAINED), strict=True):
+    for (kind, words), paths in zip(_CONTENTS.items(), (HELD_OUT, TRAINED), strict=True):
         if not any(len(_values(found, key)) > 1 for key in paths):
             yield from _stated(_contents(found, kind), words)
     by_group: dict[int, set[str]] = {}

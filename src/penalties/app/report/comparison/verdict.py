@@ -20,6 +20,8 @@ _FEW: Final = 3
 """With fewer seeds a difference may always be chance."""
 _LISTED: Final = 6
 """Metrics that are listed; the charts have all of them."""
+_LONG: Final = 8
+"""Characters of a number that is written as in the config."""
 
 
 def compare(found: Sequence[Contender]) -> Verdict:
@@ -90,6 +92,10 @@ def _outcome(order: Ranking) -> Iterator[Finding]:
     best, *others = order.groups
     if not others:
         yield Finding("ranking", (*best.title, f" {_ends(best, order)} a {order.what} of {best.shown}."))
+        return
+    if all(group.shown == best.shown for group in others):
+        had = "had" if order.at is not None else "ended with"
+        yield Finding("ranking", (f"Every run {had} the same {order.what}, to four digits: {best.shown}.",))
         return
     yield Finding("ranking", (*best.title, f" {_ends(best, order)} the lowest {order.what}: {best.shown}."))
     second, last = others[0], others[-1]
@@ -204,6 +210,15 @@ def _swept(found: Sequence[Contender], order: Ranking) -> Iterator[Finding]:
     changed = differences([seedless(group.members[0].run.config or {}) for group in order.groups])
     if len(changed) == 1:
         key, values = next(iter(changed.items()))
-        listing = ", ".join(f"{value}: {shown(group.end)}" for value, group in zip(values, order.groups, strict=True))
+        pairs = zip(values, order.groups, strict=True)
+        listing = ", ".join(f"{_brief(value)}: {shown(group.end)}" for value, group in pairs)
         text = f"The runs differ in {key} alone. {order.what.capitalize()} by its value, lowest first: {listing}."
         yield Finding("compared", (text,))
+
+
+def _brief(value: str) -> str:
+    """A value of a config, a long number in four digits."""
+    try:
+        return shown(float(value)) if len(value) > _LONG else value
+    except ValueError:
+        return value

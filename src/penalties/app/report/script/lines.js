@@ -22,6 +22,7 @@ class Lines extends Figure {
       line.output = line.button?.querySelector("output");
       line.button?.addEventListener("click", () => this.toggle(line));
     }
+    Lines.prepare(this);
     this.press();
     if (this.small) return;
     this.plot.addEventListener("keydown", (event) => this.key(event));
@@ -31,6 +32,9 @@ class Lines extends Figure {
       this.rebuild();
     });
   }
+
+  // Called with each chart that is made.
+  static prepare() {}
 
   shown(line) {
     return line.on && !(line.letter && this.group.off.has(line.letter));
@@ -122,13 +126,12 @@ class Lines extends Figure {
     const tick = TICKS[this.spec.unit];
     const right = this.drawn.some((one) => one.line.right);
     const lettered = this.lines.some((line) => line.letter);
-    // A logarithmic axis starts at the data, which is rarely a round number: such a tick has no label.
-    const round = (value) => this.scale !== "log" || [1, 2, 5].includes(Number(value.toExponential(6).split("e")[0]));
-    const words = (_, splits) => splits.map((one) => (one === null || !round(one) ? "" : tick(one)));
-    const y = { size: 54, gap: 4, ...(this.scale === "log" ? { grid: DECADES } : {}), values: words };
+    const chosen = (value) => value !== null && (this.scale !== "log" || "125".includes(value.toExponential()[0]));
+    const words = (_, splits) => labels(splits.map((one) => (chosen(one) ? one : null)), tick);
+    const y = { size: (_, said) => room(54, said), gap: 4, splits: SPLITS[this.scale], ...(this.scale === "log" ? { grid: DECADES } : {}), values: words };
     const axis = AXES[this.group.axis()];
-    const x = { size: 28, gap: 4, space: 70, values: (_, splits) => splits.map((one) => axis.tick(one)) };
-    if (this.group.axis() === "step") x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 1e7, 1e8];
+    const x = { size: 28, gap: 4, space: 70, values: (_, splits) => labels(splits, axis.tick) };
+    if (GAPS[this.group.axis()]) x.incrs = GAPS[this.group.axis()];
     return {
       padding: this.small ? [2, 2, 2, 2] : [12, lettered ? 16 : right ? 0 : 10, 0, 0],
       scales: { x: { time: false, range: () => this.group.range() }, y: this.limited("y"), y2: this.limited("y2") },

@@ -1,6 +1,7 @@
 // Marks in a chart over steps: what is not finite, failures, values off the scale, events of the run, letters.
 
 const APART = 12; // pixels between two marks of a kind
+const FAR = 50; // pixels by which a letter may stand beside the end of its line
 
 Lines.prototype.marks = function (u) {
   const { ctx, bbox } = u;
@@ -94,7 +95,7 @@ Lines.prototype.ends = function (u) {
     const last = one.values.findLastIndex((value, place) => typeof value === "number" && one.xs[place] <= max && one.xs[place] >= min);
     if (last < 0) continue;
     const top = Math.min(bbox.top + bbox.height, Math.max(bbox.top, u.valToPos(one.values[last], "y", true)));
-    found.push({ left: u.valToPos(one.xs[last], "x", true), top, line: one.line });
+    found.push({ left: u.valToPos(one.xs[last], "x", true), top, wanted: top, line: one.line });
   }
   if (found.length * 11 * ratio > bbox.height) return;
   found.sort((one, other) => one.top - other.top);
@@ -104,6 +105,8 @@ Lines.prototype.ends = function (u) {
   found.reverse().forEach((one, place) => {
     one.top = Math.min(one.top, bbox.top + bbox.height - place * 11 * ratio);
   });
+  // Far from the ends of their lines letters would say nothing, or something wrong.
+  if (found.some((one) => Math.abs(one.top - one.wanted) > FAR * ratio)) return;
   ctx.font = `700 ${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
   ctx.textAlign = "left";
   ctx.textBaseline = "middle";

@@ -1,19 +1,115 @@
-// Charts without steps: a row of dots for each name with its interval, and one quantity against another.
+// Charts without steps. Each has points, which a cursor visits in their order, and a row of words about one of them.
 
-class Dots extends Figure {
+const REACH = 30; // pixels within which the pointer finds a point
+
+class Points extends Figure {
+  constructor(figure, spec) {
+    super(figure, spec);
+    this.where = figure.querySelector(".where");
+    this.points = this.list();
+    this.at = null; // the point under the cursor
+    this.plot.addEventListener("keydown", (event) => this.key(event));
+    this.plot.addEventListener("blur", () => this.go(null));
+    this.plot.addEventListener("pointermove", (event) => this.go(this.closest(event)));
+    this.plot.addEventListener("pointerdown", (event) => this.go(this.closest(event)));
+    this.plot.addEventListener("pointerleave", () => this.go(null));
+  }
+
+  // Points as { x, y, css, words }, where x and y are those of the axes.
+  list() {
+    return [];
+  }
+
+  // Where a point is in the plot, in pixels.
+  place(point) {
+    return [this.uplot.valToPos(point.x, "x"), this.uplot.valToPos(point.y, "y")];
+  }
+
+  closest(event) {
+    if (!this.uplot) return null;
+    const box = this.uplot.over.getBoundingClientRect();
+    let [best, reach] = [null, REACH];
+    this.points.forEach((point, number) => {
+      const [left, top] = this.place(point);
+      const far = Math.hypot(left - (event.clientX - box.left), top - (event.clientY - box.top));
+      if (far < reach) [best, reach] = [number, far];
+    });
+    return best;
+  }
+
+  key(event) {
+    if (!this.uplot || !this.points.length || event.altKey || event.ctrlKey || event.metaKey) return;
+    const [now, last] = [this.at ?? -1, this.points.length - 1];
+    const moves = { ArrowRight: now + 1, ArrowDown: now + 1, ArrowLeft: now - 1, ArrowUp: now - 1, Home: 0, End: last };
+    if (event.key in moves) this.go(Math.min(last, Math.max(0, moves[event.key])));
+    else if (event.key === "Escape") this.go(null);
+    else return;
+    event.preventDefault();
+  }
+
+  go(number) {
+    if (number === this.at || !this.uplot) return;
+    this.at = number;
+    const words = number === null ? "" : this.points[number].words;
+    this.where.textContent = words;
+    if (words) {
+      this.plot.setAttribute("aria-valuenow", number + 1);
+      this.plot.setAttribute("aria-valuetext", words);
+    }
+    this.uplot.redraw(false);
+  }
+
+  // A ring around the point under the cursor.
+  ring(u) {
+    if (this.at === null) return;
+    const { ctx } = u;
+    const point = this.points[this.at];
+    ctx.save();
+    ctx.strokeStyle = color("--ink");
+    ctx.lineWidth = 1.5 * devicePixelRatio;
+    ctx.beginPath();
+    ctx.arc(u.valToPos(point.x, "x", true), u.valToPos(point.y, "y", true), 7 * devicePixelRatio, 0, 2 * Math.PI);
+    ctx.stroke();
+    ctx.restore();
+  }
+
+  words(label) {
+    return { label, labelSize: 18, labelFont: "12px sans-serif", values: (_, splits) => labels(splits, shown) };
+  }
+}
+
+// A row of dots for each name, with its mean and its interval.
+class Dots extends Points {
+  // Rows from the top: the last one is at 0.
+  height(row) {
+    return this.spec.rows.length - 1 - row;
+  }
+
+  list() {
+    return this.spec.rows.flatMap((row, place) => {
+      const dots = row.values.map((x, at) => ({ x, y: this.height(place), css: row.css, words: this.said(row, x, at) }));
+      return dots.sort((one, other) => one.x - other.x);
+    });
+  }
+
+  said(row, value, at) {
+    const of = row.labels[at] === undefined ? "" : `, ${row.labels[at]}`;
+    const mean = row.mean === null ? "" : `; mean ${shown(row.mean)}`;
+    const interval = row.low === null || row.high === null ? "" : `, ${shown(row.low)} to ${shown(row.high)}`;
+    return `${row.name}${of}: ${shown(value)}${mean}${interval}`;
+  }
+
   drawing() {
     const { rows, x } = this.spec;
     const numbers = rows.flatMap((row) => [...row.values, row.mean, row.low, row.high].filter((one) => one !== null));
     const [low, high] = limits([numbers], { scale: "linear", zero: true, all: true });
-    // Rows from the top: the last one is at 0.
-    const height = (row) => rows.length - 1 - row;
     const tables = rows.map((row, place) => {
       const values = [...row.values].sort((one, other) => one - other);
-      return [values, values.map(() => height(place))];
+      return [values, values.map(() => this.height(place))];
     });
     const data = tables.some((one) => one[0].length) ? uPlot.join(tables) : [[]];
     const wide = Math.min(0.35 * this.plot.clientWidth, 24 + 7 * Math.max(0, ...rows.map((row) => row.name.length)));
-    const name = (place) => (Number.isInteger(place) && rows[height(place)] ? cut(rows[height(place)].name, wide / 7) : "");
+    const name = (place) => (Number.isInteger(place) && rows[this.height(place)] ? cut(rows[this.height(place)].name, wide / 7) : "");
     const series = rows.map((row) => ({
       paths: () => null,
       stroke: () => color(row.css),
@@ -25,17 +121,17 @@ class Dots extends Figure {
         padding: [8, 14, 0, 0],
         scales: { x: { time: false, range: () => [low, high] }, y: { range: () => [-0.6, rows.length - 0.4] } },
         axes: [
-          this.axis({ size: 44, label: x, labelSize: 18, labelFont: "12px sans-serif", values: (_, splits) => splits.map((one) => shown(one, 3)) }),
+          this.axis({ ...this.words(x), size: 44, space: 60 }),
           this.axis({ size: wide, splits: () => rows.map((_, place) => place), values: (_, splits) => splits.map(name) }),
         ],
         series: [{}, ...series],
         cursor: { show: false },
-        hooks: { drawClear: [(u) => this.intervals(u, height)] },
+        hooks: { drawClear: [(u) => this.intervals(u)], draw: [(u) => this.ring(u)] },
       },
     };
   }
 
-  intervals(u, height) {
+  intervals(u) {
     const { ctx, bbox } = u;
     const ratio = devicePixelRatio;
     const across = (x) => u.valToPos(x, "x", true);
@@ -47,7 +143,7 @@ class Dots extends Figure {
     ctx.lineTo(across(0), bbox.top + bbox.height);
     ctx.stroke();
     this.spec.rows.forEach((row, place) => {
-      const top = u.valToPos(height(place), "y", true);
+      const top = u.valToPos(this.height(place), "y", true);
       ctx.strokeStyle = color(row.css);
       ctx.lineWidth = 2 * ratio;
       ctx.beginPath();
@@ -65,62 +161,10 @@ class Dots extends Figure {
   }
 
   rows() {
-    const rows = this.spec.rows.flatMap((row) => row.values.map((value) => [row.name, value, row.mean ?? "", row.low ?? "", row.high ?? ""]));
-    return { header: ["name", this.spec.x, "mean", "low", "high"], rows };
-  }
-}
-
-class Scatter extends Figure {
-  drawing() {
-    const { spots, x, y, log, joined } = this.spec;
-    const order = [...spots].sort((one, other) => one.x - other.x);
-    const front = order.filter((spot) => spot.front);
-    const paths = [
-      { of: front, paths: uPlot.paths.stepped({ align: 1 }), stroke: () => color("--quiet"), points: { show: false } },
-      { of: joined ? order : [], paths: uPlot.paths.linear(), stroke: () => color("--quiet"), points: { show: false } },
-      ...spots.map((spot) => ({
-        of: [spot],
-        paths: () => null,
-        stroke: () => color(spot.css),
-        points: { show: true, size: 9, fill: () => color(spot.css), stroke: () => color("--paper") },
-      })),
-    ].filter((one) => one.of.length);
-    const data = paths.length ? uPlot.join(paths.map(({ of }) => [of.map((spot) => spot.x), of.map((spot) => spot.y)])) : [[]];
-    const ends = (take, scale) => limits([spots.map(take)], { scale, zero: false, all: true });
-    const words = (label) => ({ label, labelSize: 18, labelFont: "12px sans-serif", values: (_, splits) => splits.map((one) => (one === null ? "" : shown(one, 3))) });
-    return {
-      data,
-      options: {
-        padding: [12, 14, 0, 0],
-        scales: {
-          x: { time: false, distr: log ? 3 : 1, range: () => ends((spot) => spot.x, log ? "log" : "linear") },
-          y: { range: () => ends((spot) => spot.y, "linear") },
-        },
-        axes: [this.axis({ ...words(x), size: 44, ...(log ? { grid: DECADES } : {}) }), this.axis({ ...words(y), size: 72 })],
-        series: [{}, ...paths.map(({ of, ...series }) => series)],
-        cursor: { show: false },
-        hooks: { draw: [(u) => this.names(u)] },
-      },
-    };
-  }
-
-  names(u) {
-    const { ctx, bbox } = u;
-    ctx.save();
-    ctx.font = `${11 * devicePixelRatio}px ${getComputedStyle(document.body).fontFamily}`;
-    for (const spot of this.spec.spots) {
-      const left = u.valToPos(spot.x, "x", true);
-      const right = left > bbox.left + 0.6 * bbox.width;
-      ctx.textAlign = right ? "right" : "left";
-      ctx.fillStyle = color("--ink");
-      ctx.fillText(cut(spot.name, 28), left + (right ? -8 : 8) * devicePixelRatio, u.valToPos(spot.y, "y", true) - 6 * devicePixelRatio);
-    }
-    ctx.restore();
-  }
-
-  rows() {
-    const { spots, x, y } = this.spec;
-    return { header: ["name", x, y], rows: spots.map((spot) => [spot.name, spot.x, spot.y]) };
+    const labelled = this.spec.rows.some((row) => row.labels.length);
+    const of = (row, at) => (labelled ? [row.labels[at] ?? ""] : []);
+    const rows = this.spec.rows.flatMap((row) => row.values.map((value, at) => [row.name, ...of(row, at), value, row.mean ?? "", row.low ?? "", row.high ?? ""]));
+    return { header: ["name", ...(labelled ? ["of"] : []), this.spec.x, "mean", "low", "high"], rows };
   }
 }
 

@@ -41,9 +41,10 @@ class Run {
     });
   }
 
+  // A step before the first of all stands for nothing done, and is none.
   ends(axis) {
     const all = this.axes[axis];
-    return [all[0], all[all.length - 1]];
+    return [Math.max(0, all[0]), all[all.length - 1]];
   }
 }
 

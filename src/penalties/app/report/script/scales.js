@@ -47,6 +47,30 @@ function limits(lists, { scale, zero, all }) {
   return [low < 0 || !zero ? low - room : 0, high > 0 || !zero ? high + room : 0];
 }
 
+// The round numbers between two positive ends. uPlot counts upwards from the lower end: if that is just under 0.01, or a
+// smaller power of ten, it rounds what follows to 0 and never comes to the upper one.
+function decades(low, high) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= 308 && Number(`1e${power}`) <= high; power += 1) {
+    for (let digit = 1; digit < 10; digit += 1) {
+      const value = Number(`${digit}e${power}`);
+      if (value >= low && value <= high) found.push(value);
+    }
+  }
+  return found;
+}
+
+// Where an axis has labels, if it is not linear.
+const SPLITS = {
+  log: (u, axis, low, high) => decades(low, high),
+  asinh: (u, axis, low, high) => {
+    const { asinh } = u.scales[u.axes[axis].scale];
+    const below = decades(asinh, Math.max(asinh, -low)).filter((one) => -one <= high);
+    const above = decades(asinh, Math.max(asinh, high)).filter((one) => one >= low);
+    return [...below.reverse().map((one) => -one), ...(low <= 0 && high >= 0 ? [0] : []), ...above];
+  },
+};
+
 // On a log axis of several decades, lines at the decades alone.
 const DECADES = {
   stroke: () => color("--grid"),

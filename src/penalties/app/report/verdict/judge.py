@@ -18,7 +18,7 @@ from .terms import agreed, conflicts, failed, shares, slow, small
 
 __all__ = ["judge"]
 
-_HISTORY: Final = ("held out", "outcome", "broken", "spiked", "exploded")
+_HISTORY: Final = ("held out", "outcome", "broken", "spiked", "exploded", "run")
 """The findings in the first sentence of the headline; the second is about terms."""
 _KEPT: Final = 2
 """How many checkpoints a run keeps whose config does not say so."""
@@ -115,20 +115,22 @@ def _told(run: RunLog, summary: Summary) -> Iterator[Finding]:
             if wanted is not None
             else counted(done, "step", steps_shown)
         )
+        headline: Sentence = ()
         if kinds and kinds[-1] == "interrupted":
             resume = f"penalties train --run {shlex.quote(run.folder)} --resume"
             text = f"It was interrupted after {after}; resume it with `{resume}`."
         elif kinds and kinds[-1] == "failed":
             why = run.events[-1].message.splitlines()
             text = f"It failed after {after}{f': {why[0]}' if why else '.'}"
+            headline = (f"the run failed after {after}",)
         else:
             torn = " while writing a line" if run.torn else ""
             text = f"The log ends after {after}: the run is still going, or was stopped{torn}."
-        yield Finding("run", (text,))
+        yield Finding("run", (text,), headline)
     elif not done and kinds and kinds[-1] == "failed":
-        yield Finding(
-            "run", (f"It failed before its first step was finished: {run.events[-1].message.splitlines()[0]}",)
-        )
+        when = "before its first step was finished"
+        why = f"It failed {when}: {run.events[-1].message.splitlines()[0]}"
+        yield Finding("run", (why,), (f"the run failed {when}",))
     if run.unreadable:
         first, count = [str(line) for line in run.unreadable[:5]], len(run.unreadable)
         numbers = listed([*first, f"{count - 5} more"] if count > 5 else first)

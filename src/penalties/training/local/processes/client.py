@@ -205,7 +205,8 @@ class ParallelTrainingClient(Member):
         def accumulate(gradients: "Sequence[Tensor | None]", direct: "Mapping[str, Tensor]") -> None:
             self._accumulate(added(gradients, self._together("sum_held", number)), direct)
 
-        return Sweep(rounds, list(self._model.parameters), forward, self._worker.submit, accumulate)
+        read = partial(rows_of, self._model)
+        return Sweep(rounds, read, list(self._model.parameters), forward, self._worker.submit, accumulate)
 
     # Parameters.
 

@@ -1,0 +1,29 @@
+"""Probabilities of yes or no, from log-odds or as they are."""
+
+import math
+from typing import Any, Final
+
+from ..backends import Backend
+from ..errors import OptionError
+
+__all__ = ["LARGEST", "log_sigmoids", "probability_of"]
+
+LARGEST: Final = 1e30
+"""Instead of infinity, for sums and differences that stay finite."""
+
+
+def probability_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Any:
+    """Probabilities. What is none raises where values can be looked at, and is NaN elsewhere."""
+    if logits:
+        return ops.exp(log_sigmoids(ops, x)[..., 0])
+    outside = (x < 0) | (x > 1)
+    if not ops.at_hand(x):
+        return x * ops.cast(ops.where(outside, math.nan, 1.0), x)
+    if bool(outside.any()):
+        raise OptionError(function, "p", ops.read([x[outside][0]])[0], "probabilities, from 0 to 1, or logits=True")
+    return x
+
+
+def log_sigmoids(ops: Backend, x: Any) -> Any:
+    """`log σ(x)` and `log σ(−x)`, in a further axis; with their digits, and finite."""
+    return ops.log_softmax(ops.clip(x, -LARGEST, LARGEST)[..., None] * (0.5 - ops.arange(2, x)))
