@@ -98,7 +98,9 @@ def logits(nest: Any) -> Iterator[Logits]:
     opened = None if is_array(nest) else _open(nest)
     if opened is not None:
         for part in opened.parts:
-            yield from logits(part)
+            # Here rather than one call deeper: most nests are long lists of arrays.
+            if not is_array(part):
+                yield from logits(part)
 
 
 def map_logits(fn: Callable[[Logits], Any], nest: Any) -> Any:
@@ -241,7 +243,7 @@ def _taken_apart(
     parts: list[Any] = []
     for index, part in enumerate(opened.parts):
         if is_array(part):
-            # Here rather than one call deeper: most nests are long lists of arrays.
+            # As in `logits`.
             leaves.append(part)
             parts.append(None)
         else:
@@ -254,7 +256,7 @@ def _rebuilt(structure: Any, leaves: Iterator[Any]) -> Any:
         return next(leaves)
     if isinstance(structure, _Constant):
         return structure.value
-    return structure.make([_rebuilt(part, leaves) for part in structure.parts])
+    return structure.make([next(leaves) if part is None else _rebuilt(part, leaves) for part in structure.parts])
 
 
 def _keys(structure: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -112,6 +112,17 @@ def test_a_weight_of_zero_has_a_norm(masked: bool, monkeypatch: pytest.MonkeyPat
     assert_same(*both(terms, PAIR, monkeypatch, **inputs))
 
 
+def test_the_norm_beside_terms_that_read_no_target_is_from_before_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher = (10 * drawn(2, 33, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    terms = pipeline("reverse", "entropy", "bonus", logits=True)
+    assert [len(group.jobs) for group in terms.plan(student=student, teacher=teacher, wrt="teacher")] == [1, 2]
+    found = terms.value_and_grad(student=student, teacher=teacher, wrt="teacher").total_grad_norm
+    monkeypatch.setenv("PENALTIES_KERNELS", "off")
+    right = terms.value_and_grad(student=student.double(), teacher=teacher.double(), wrt="teacher").total_grad_norm
+    # The gradient as it is written is 5e-3 off.
+    torch.testing.assert_close(found.double(), right, rtol=2e-4, atol=0.0)
+
+
 def test_one_tensor_under_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     x = drawn(4, 20, seed=11)
     other = pn.Term(pn.entropy, name="other", weight=0.7, inputs="teacher", options={"logits": True})
@@ -184,8 +195,11 @@ def test_tensors_of_other_classes_are_left_to_the_functions() -> None:
     class Wrapped(torch.Tensor):
         pass
 
-    (group,) = pipeline("entropy").plan(student=drawn(4, 5).as_subclass(Wrapped), wrt="student")
+    x = drawn(4, 5)
+    (group,) = pipeline("entropy").plan(student=x.as_subclass(Wrapped), wrt="student")
     assert "no kernel for a Wrapped" in group.reason
+    (group,) = pipeline("entropy", mask="shown").plan(student=x, shown=x[:, 0].as_subclass(Wrapped), wrt="student")
+    assert "its mask is not a plain tensor" in group.reason
 
 
 @pytest.mark.parametrize("logits", [True, False])
@@ -263,6 +277,21 @@ def test_tensors_that_are_not_contiguous(layout: str, monkeypatch: pytest.Monkey
         "expanded": lambda: drawn(1, 33, seed=22).expand(6, 33),
     }[layout]()
     assert_same(*both(pipeline(logits=True), "student", monkeypatch, student=student, teacher=teacher))
+
+
+def test_a_row_that_begins_beyond_what_an_int_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third one: of 2³¹ elements only the rows take memory."""
+    apart = 2**30 + 16
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        room = torch.empty(2 * apart + 16, dtype=x.dtype, device=DEVICE)
+        return room.as_strided(x.shape, (apart, 1)).copy_(x)
+
+    student, teacher = (drawn(3, 16, dtype=torch.bfloat16, seed=seed) for seed in (1, 2))
+    inputs = {"student": spread(student), "teacher": spread(teacher), "labels": torch.tensor([3, 0, 15], device=DEVICE)}
+    labels = pn.Term(pn.cross_entropy, name="nll", inputs=("student", "labels"), options={"logits": True})
+    terms = pn.Pipeline([*pipeline("kl", "reverse", "js", "entropy", logits=True), labels])
+    assert_same(*both(terms, PAIR, monkeypatch, **inputs), torch.bfloat16)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")

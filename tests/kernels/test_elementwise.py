@@ -77,12 +77,42 @@ def test_what_is_not_finite_is_where_autograd_has_it(element: float, monkeypatch
     torch.testing.assert_close(fused.gradient[1].double(), plain.gradient[1], equal_nan=True)
 
 
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
+def test_the_gradient_of_one_term_at_nan_is_that_of_autograd(term: pn.Term, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 where it is a sign, as in PyTorch: the others must not hide it."""
+    xs = tensors()
+    with torch.no_grad():
+        xs[1][3, 3] = float("nan")
+    fused, plain = both(monkeypatch, xs, pn.Pipeline([term]))
+    torch.testing.assert_close(fused.gradient[1].double(), plain.gradient[1], rtol=1e-5, atol=1e-8, equal_nan=True)
+    torch.testing.assert_close(
+        fused.total_grad_norm.double(), plain.total_grad_norm, rtol=1e-4, atol=0.0, equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("layout", ["turned", "strided", "expanded"])
 def test_tensors_that_are_not_contiguous(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = tensors()[3].detach()
     x = {"turned": x.T, "strided": x[::3, 1::2], "expanded": x[:1].expand(5, -1)}[layout].requires_grad_()
     assert not x.is_contiguous()
     assert_same(*both(monkeypatch, [tensors()[1], x]), TIGHT[torch.float32])
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+def test_a_plan_from_before_a_graph_is_captured_is_not_used_in_it() -> None:
+    """Wherever the first input is: a table of addresses would be read when it is gone."""
+    x, beside = tensors()[3], torch.zeros(2)
+    terms = pn.Pipeline([pn.Term(pn.l1, inputs="x"), pn.Term(pn.l2, inputs="x")])
+    for _ in range(2):
+        terms.value_and_grad(beside=beside, x=x, wrt="x")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = terms.value_and_grad(beside=beside, x=x, wrt="x")
+    with torch.no_grad():
+        x.mul_(2.0)
+    graph.replay()
+    expected = terms.value_and_grad(beside=beside, x=x, wrt="x")
+    torch.testing.assert_close(out.gradient["x"], expected.gradient["x"])
 
 
 class TestAccumulating:
@@ -123,6 +153,14 @@ class TestPlan:
         xs[0].requires_grad_(False)
         (*_, group) = TERMS.plan(xs)
         assert "not taken at all" in group.reason
+
+    def test_a_tensor_of_another_class_among_plain_ones(self) -> None:
+        class Wrapped(torch.Tensor):
+            pass
+
+        x, y = (x.detach() for x in tensors()[:2])
+        (*_, group) = TERMS.plan([x.requires_grad_(), y.as_subclass(Wrapped).requires_grad_()])
+        assert "no kernel for a Wrapped" in group.reason
 
     def test_mixed_dtypes(self) -> None:
         (*_, group) = TERMS.plan([tensors()[0], tensors(torch.bfloat16)[1]])

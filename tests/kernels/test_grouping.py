@@ -39,6 +39,12 @@ class TestPlan:
         (group,) = pn.Pipeline([term.replace(**change)]).plan(student=drawn(4, 5), teacher=drawn(4, 5), wrt="student")
         assert reason in group.reason
 
+    @pytest.mark.parametrize("wrap", [pn.EMA, pn.Normalized])
+    def test_a_running_value_is_by_itself(self, wrap: Any) -> None:
+        terms = pn.Pipeline([*pipeline("kl"), wrap(pipeline("js")["js"])])
+        _, group = terms.plan(student=drawn(4, 5), teacher=drawn(4, 5), wrt="student")
+        assert group.reason == "by itself: it has a running value"
+
     def test_chunks_are_not_needed(self) -> None:
         terms = pn.Pipeline([term.replace(chunk=2) for term in pipeline("kl", "entropy", logits=True)])
         (group,) = terms.plan(student=drawn(4, 5), teacher=drawn(4, 5), wrt="student")

@@ -89,6 +89,18 @@ def test_a_mask_that_hides_everything(library: Any) -> None:
     assert pn.Pipeline([term])(p=x, q=-x, kept=library.array([0.0, 0.0, 0.0])).metrics()["total"] == 0.0
 
 
+@pytest.mark.skipif(TORCH not in LIBRARIES, reason="PyTorch was not chosen")
+@pytest.mark.parametrize("fn", [pn.entropy, pn.cross_entropy])
+def test_a_mask_in_lower_precision_keeps_the_digits_of_the_values(fn: Any) -> None:
+    x = torch.tensor(rows(7), device=DEVICE)
+    kept = torch.tensor([1, 1, 1, 0, 1, 1, 0.5], device=DEVICE) / 3
+    labels = {"targets": "targets"} if fn is pn.cross_entropy else {}
+    term = pn.Term(fn, inputs={"p": "x", "mask": "kept", **labels}, options={"logits": True})
+    given = {"x": x, "kept": kept, "targets": torch.tensor([0, 1, -100, 3, 2, 1, 0], device=DEVICE)}
+    pieces, whole = (pn.Pipeline([one])(**given).total for one in (term.replace(chunk=2), term))
+    torch.testing.assert_close(pieces, whole, rtol=1e-14, atol=0.0)
+
+
 def test_a_function_of_the_users(library: Any) -> None:
     def squares(x: Any, scale: float, reduction: str = "mean") -> Any:
         return scale * (x**2).mean()

@@ -25,10 +25,13 @@ _WITHOUT_TRITON: Final = (
 )
 
 
-def circumstances(x: Any) -> tuple[bool, bool]:
+def circumstances() -> tuple[bool, bool]:
     """Whether kernels are turned off, and whether a CUDA graph is captured: both may differ from call to call."""
     off = os.environ.get("PENALTIES_KERNELS", "").lower() == "off"
-    return off, getattr(x, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing()
+    torch = sys.modules.get("torch")
+    # Wherever the inputs are: the first may be on the CPU, and others on a GPU.
+    capturing = torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return off, capturing
 
 
 def unavailable(x: Any) -> str | None:

@@ -5,11 +5,12 @@ Masks, means and factors belong to rows, of which there are few, and are applied
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..functional.penalty import Classwise
-from .products import products
+from .counting import Place, Shares, flags_of, shares_of, shown_by
+from .products import products, row_totals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +81,12 @@ def unsupported(x: "Tensor", y: "Tensor | None", masks: Sequence[Any], labels: A
     if y is not None and (y.shape != x.shape or y.dtype != x.dtype or y.device != x.device or y.layout != x.layout):
         return "its inputs differ in shape, dtype or device"
     for mask in masks:
-        if not isinstance(mask, torch.Tensor) or mask.shape != x.shape[:-1] or mask.device != x.device:
-            return "its mask is not a tensor on the same device, of the shape without the last axis"
+        if (
+            type(mask) not in (torch.Tensor, torch.nn.Parameter)
+            or mask.shape != x.shape[:-1]
+            or mask.device != x.device
+        ):
+            return "its mask is not a plain tensor on the same device, of the shape without the last axis"
         if mask.requires_grad or mask.is_complex():
             return "its mask requires a gradient, or is not real"
     if labels is not None:
@@ -99,12 +104,16 @@ def values(x: "Tensor", y: "Tensor | None", parts: Sequence[Part]) -> "list[Tens
     from .triton.operators import row_sums, totals
 
     form, parts, classes = parts[0].form, _counted(parts), x.shape[-1]
+    labels, shown = _labels(parts), shown_by([part.mask for part in parts])
     setting = _wanted(parts), form.temperature, form.logits
-    shares = [_share(part, x.numel() // classes) for part in parts]
-    if not torch.compiler.is_compiling() and all(isinstance(share, float) for share in shares):
-        return list(totals(x, y, _labels(parts), *setting, _even(parts, shares, classes, None, _COUNT)).unbind())
-    sums = row_sums(x, y, _labels(parts), _shown(parts), *setting)
-    return list(_weighted(sums, parts, shares, classes, None).unbind())
+    shares = _shares(parts, x.numel() // classes)
+    plain = any([place.column is None for place in shares.places])  # noqa: C419 (torch.compile cannot trace a generator)
+    counted = _plain(parts), shares.places, classes, None, _COUNT
+    if not torch.compiler.is_compiling():
+        return list(totals(x, y, labels, shown, *setting, shares.columns, plain, _kept_factors(*counted)).unbind())
+    sums = row_totals(row_sums(x, y, labels, shown, *setting), shares.columns, plain=plain, squares=False)
+    # Not those that are kept: torch.compile warns of every cache.
+    return list(products(sums, _factors(*counted)).unbind())
 
 
 def value_and_gradients(
@@ -121,10 +130,12 @@ def value_and_gradients(
     setting = form.temperature, form.logits, True
     with torch.inference_mode(False), torch.no_grad():
         parts, labels = _counted(parts), _labels(parts)
-        shown, with_y = _shown(parts), _shown([part for part in parts if part.reads_both])
+        shown = shown_by([part.mask for part in parts])
+        pairs = [part.mask for part in parts if part.reads_both]
+        with_y = shown if len(pairs) == len(parts) else shown_by(pairs)
         rows = statistics(x, y, labels, shown, wanted, form.temperature, form.logits)
-        flags = _flags(parts, shown, with_y, rows.sums)
-        shares = [_share(part, rows.sums.shape[1]) for part in parts]
+        flags = flags_of(shown, with_y, pairs=bool(pairs))
+        shares = _shares(parts, rows.sums.shape[1])
         constants, by_row = _row_coefficients(parts, shares, coefficients, rows.sums, classes)
         gradients: list[Tensor] = []
         table, first = rows.numbers, rows.numbers.shape[0] - rows.squares.shape[0]
@@ -141,7 +152,8 @@ def value_and_gradients(
             gradients.append(gradient(y, x, None, flags, other, turned_sums(constants, 0.0), by_row, sums, *setting))
             squares.append(table.shape[0])
             table = torch.cat([table, *turned_sums([*other.squares[:, None]], torch.zeros_like(other.squares[:1]))])
-        found = _weighted(table, parts, shares, classes, tuple(squares))
+        factors = _kept_factors(_plain(parts), shares.places, classes, tuple(squares), table.shape[0])
+        found = products(row_totals(table, shares.columns, plain=True, squares=True), factors)
         found[len(parts) :].sqrt_()
         numbers = found.unbind()
         values, lengths = numbers[: len(parts)], numbers[len(parts) :]
@@ -166,133 +178,92 @@ def _labels(parts: Sequence[Part]) -> Any:
 
 
 def _counted(parts: Sequence[Part]) -> list[Part]:
-    """The parts with masks of one axis, that leave out targets which do not count."""
+    """The parts with masks of one axis, that leave out targets which do not count; of parts that count alike, one."""
     import torch
 
     counted: list[Part] = []
+    made: list[tuple[Any, int | None, Any]] = []
     for part in parts:
-        if part.mask is None and part.form.ignore_index is None:
+        ignored = part.form.ignore_index
+        if part.mask is None and ignored is None:
             counted.append(part)
             continue
-        mask = None if part.mask is None else part.mask.reshape(-1)
-        if part.form.ignore_index is not None:
-            known = part.labels.reshape(-1) != part.form.ignore_index
-            mask = known if mask is None else torch.where(known, mask, 0)
-        counted.append(part._replace(mask=mask))
+        masks = [mask for given, index, mask in made if given is part.mask and index == ignored]
+        if not masks:
+            mask = None if part.mask is None else part.mask.reshape(-1)
+            if ignored is not None:
+                known = part.labels.reshape(-1) != ignored
+                mask = known if mask is None else torch.where(known, mask, 0)
+            masks = [mask]
+            made.append((part.mask, ignored, mask))
+        counted.append(part._replace(mask=masks[0]))
     return counted
 
 
-def _flags(parts: Sequence[Part], shown: Any, with_y: Any, like: Any) -> Any:
-    """For each row, 0 where it does not count, 1 where y does not, else 2; None where all rows count in full.
-
-    By the masks, not by the coefficients: a term of weight 0 has a norm, too.
-    """
-    import torch
-
-    if all(part.mask is None for part in parts):
-        return None
-    everywhere = torch.ones(like.shape[1], dtype=torch.int8, device=like.device)
-    pairs = any(part.reads_both for part in parts)
-    return (everywhere if shown is None else everywhere * shown) + everywhere * (pairs if with_y is None else with_y)
+def _shares(parts: Sequence[Part], rows: int) -> Shares:
+    return shares_of([part.mask for part in parts], [part.mean for part in parts], rows)
 
 
-def _shown(parts: Sequence[Part]) -> Any:
-    """Which rows count for any part; None where all do."""
-    shown: Any = None
-    for part in parts:
-        if part.mask is None:
-            return None
-        own = part.mask != 0
-        shown = own if shown is None else shown | own
-    return shown
-
-
-def _share(part: Part, rows: int) -> Any:
-    """How much each row counts: a number for all of them, or one for each."""
-    import torch
-
-    if part.mask is None:
-        return 1 / (rows or 1) if part.mean else 1.0
-    mask = part.mask.float()
-    if not part.mean:
-        return mask
-    total = mask.sum()
-    none = total == 0
-    return torch.where(none, 0.0, mask / torch.where(none, 1.0, total))
-
-
-class _Entry(NamedTuple):
-    """What one number is made of: rows of a table times their factors, summed over columns times their shares."""
-
-    factors: dict[int, float]
-    share: Any
-
-
-def _entries(
-    parts: Sequence[Part], shares: Sequence[Any], classes: int, squares: tuple[int, ...] | None
-) -> Iterator[_Entry]:
-    """The value of each part; and with `squares`, where squared norms begin in the table, those of each, and of all."""
-    for part, share in zip(parts, shares, strict=True):
-        yield _Entry({kind: part.factor(classes) * amount for kind, amount in part.sums.items()}, share)
-    if squares is None:
-        return
-    for start in squares:
-        for part, share in zip(parts, shares, strict=True):
-            yield _Entry({start + part.kind: part.factor(classes) ** 2}, share * share)
-    yield _Entry({start + _WHOLE: 1.0 for start in squares}, 1.0)
-
-
-def _weighted(
-    table: Any, parts: Sequence[Part], shares: Sequence[Any], classes: int, squares: tuple[int, ...] | None
-) -> "Tensor":
-    """The number of each entry."""
-    import torch
-
-    if all(isinstance(share, float) for share in shares):
-        return products(table.sum(1), _even(parts, shares, classes, squares, table.shape[0]))
-    found: list[Tensor] = []
-    for factors, share in _entries(parts, shares, classes, squares):
-        first, *others = [table[index] * factor for index, factor in factors.items()]
-        weighted = sum(others, first) * share
-        # Where a row does not count, neither does what is there.
-        found.append((weighted if isinstance(share, float) else torch.where(share != 0, weighted, 0.0)).sum())
-    return torch.stack(found)
-
-
-def _even(
-    parts: Sequence[Part], shares: Sequence[float], classes: int, squares: tuple[int, ...] | None, count: int
-) -> tuple[tuple[float, ...], ...]:
-    """What each of so many rows of the table counts for each entry, where all columns count alike."""
-    # Without labels, which are in the table by now.
-    plain = tuple([part if part.labels is None else part._replace(labels=None) for part in parts])
-    return _factors(plain, tuple(shares), classes, squares, count)
-
-
-@functools.lru_cache(maxsize=64)
-def _factors(
-    parts: tuple[Part, ...], shares: tuple[float, ...], classes: int, squares: tuple[int, ...] | None, count: int
-) -> tuple[tuple[float, ...], ...]:
-    """The same at every step."""
+def _plain(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts without arrays, which are in the sums by now."""
     return tuple(
-        tuple(entry.share * entry.factors.get(index, 0.0) for index in range(count))
-        for entry in _entries(parts, shares, classes, squares)
+        [part if part.mask is None and part.labels is None else part._replace(mask=None, labels=None) for part in parts]
     )
 
 
+def _factors(
+    parts: tuple[Part, ...], places: tuple[Place, ...], classes: int, squares: tuple[int, ...] | None, count: int
+) -> tuple[tuple[float, ...], ...]:
+    """What each number of `row_totals` of a table of `count` lines counts for the value of each part.
+
+    With `squares`, where squared norms begin in the table, also for that of each part, and of all of them together.
+    """
+    plain = squares is not None or any([place.column is None for place in places])  # noqa: C419 (as above)
+    each = 1 if squares is None else 2
+    length = count * (plain + each * len({place.column for place in places if place.column is not None}))
+
+    def line(numbers: dict[int, float], place: Place, power: int) -> tuple[float, ...]:
+        start = 0 if place.column is None else count * (plain + each * place.column + power - 1)
+        row = [0.0] * length
+        for index, number in numbers.items():
+            row[start + index] = number * place.share**power
+        return tuple(row)
+
+    both = list(zip(parts, places, strict=True))
+    found = [
+        line({kind: part.factor(classes) * amount for kind, amount in part.sums.items()}, place, 1)
+        for part, place in both
+    ]
+    for start in squares or ():
+        found += [line({start + part.kind: part.factor(classes) ** 2}, place, 2) for part, place in both]
+    if squares is not None:
+        found.append(line({start + _WHOLE: 1.0 for start in squares}, Place(None), 1))
+    return tuple(found)
+
+
+_kept_factors: Final = functools.lru_cache(maxsize=64)(_factors)
+"""The same at every step."""
+
+
 def _row_coefficients(
-    parts: Sequence[Part], shares: Sequence[Any], coefficients: Sequence[float], sums: Any, classes: int
+    parts: Sequence[Part], shares: Shares, coefficients: Sequence[float], sums: Any, classes: int
 ) -> tuple[list[float], Any]:
     """What each sum is multiplied by: constants, and where there are masks, numbers for each row besides."""
     import torch
 
     constants = [0.0] * _COUNT
-    rows: Any = None
-    for part, share, coefficient in zip(parts, shares, coefficients, strict=True):
+    by_row: dict[tuple[int, int], float] = {}
+    for part, place, coefficient in zip(parts, shares.places, coefficients, strict=True):
         for kind, amount in part.sums.items():
             factor = coefficient * amount * part.factor(classes)
-            if isinstance(share, float):
-                constants[kind] += factor * share
+            if place.column is None:
+                constants[kind] += factor * place.share
             else:
-                rows = torch.zeros_like(sums) if rows is None else rows
-                rows[kind].add_(share, alpha=factor)
+                key = kind, place.column
+                by_row[key] = by_row.get(key, 0.0) + factor
+    if not by_row:
+        return constants, None
+    rows = torch.zeros_like(sums)
+    for (kind, column), factor in by_row.items():
+        rows[kind].add_(shares.columns[column], alpha=factor)
     return constants, rows

@@ -56,6 +56,8 @@ def unsupported(xs: "Sequence[Tensor]") -> str | None:
     if first.is_cuda and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is captured, and a table of addresses would not live as long as it"
     for x in xs:
+        if type(x) is not type(first) and (reason := unavailable(x)) is not None:
+            return reason
         if x.layout is not torch.strided or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return f"no kernel for {x.dtype} tensors of layout {x.layout}"
         if x.device != first.device or x.dtype != first.dtype or not x.numel():

@@ -1,12 +1,29 @@
-"""A small matrix of numbers times a few sums."""
+"""Sums over the rows of an input by how much each counts, and a small matrix of numbers times such sums."""
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["products"]
+__all__ = ["products", "row_totals"]
+
+
+def row_totals(table: "Tensor", shares: "Sequence[Tensor]", *, plain: bool, squares: bool) -> "Tensor":
+    """Each line of the table, added up: if `plain` as it is, and then by each share, and with `squares` by its square.
+
+    A share says how much each column counts. Where it is 0, neither does what is there.
+    """
+    import torch
+
+    found: list[Tensor] = [table.sum(1)] if plain else []
+    for share in shares:
+        counted = table.masked_fill(share == 0, 0.0) * share
+        found.append(counted.sum(1))
+        if squares:
+            found.append((counted * share).sum(1))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def products(sums: "Tensor", factors: tuple[tuple[float, ...], ...]) -> "Tensor":
@@ -22,7 +39,7 @@ def products(sums: "Tensor", factors: tuple[tuple[float, ...], ...]) -> "Tensor"
 
 def _product(sums: Any, factors: tuple[float, ...]) -> Any:
     used = [sums[index] * factor for index, factor in enumerate(factors) if factor]
-    return sum(used[1:], used[0]) if used else sums[0] * 0
+    return sum(used[1:], used[0]) if used else sums.new_zeros(())
 
 
 @functools.lru_cache(maxsize=64)
@@ -32,5 +49,6 @@ def _matrix(factors: tuple[tuple[float, ...], ...], dtype: Any, device: Any) -> 
 
     # Kept for calls that take gradients, too.
     with torch.inference_mode(False):
-        matrix = torch.tensor(factors, dtype=dtype).to(device)
-        return matrix, matrix == 0
+        matrix = torch.tensor(factors, dtype=dtype)
+        # Compared here: a copy is there when it returns, and another stream would not wait for a kernel.
+        return matrix.to(device), (matrix == 0).to(device)

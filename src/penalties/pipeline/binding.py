@@ -7,13 +7,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from ..errors import OptionError
 from ..functional.options import unknown_option
 from ..functional.penalty import facts_of
 
-__all__ = ["CALL_ARGUMENTS", "Bound", "Enclosing", "Inputs", "Regularizer", "bind", "signature_of"]
+if TYPE_CHECKING:
+    from .term import Term
+
+__all__ = [
+    "CALL_ARGUMENTS",
+    "Bound",
+    "Enclosing",
+    "Inputs",
+    "Regularizer",
+    "bind",
+    "innermost",
+    "reader_of_logits",
+    "signature_of",
+]
 
 Inputs: TypeAlias = str | Sequence[str] | Mapping[str, str] | None
 """Which inputs a term reads: one name, names in order, or `{parameter: input}`."""
@@ -52,10 +65,31 @@ class Regularizer(Protocol):
 class Enclosing(ABC):
     """A callable around another term: it has that term's parameters, and follows the term that calls it."""
 
+    term: "Term"
+    """That other term."""
+    keeps_logits: bool = False
+    """Whether it hands its inputs on as they are, so that `Logits` need not become arrays."""
+    apart: str = "a wrapper changes its evaluation"
+    """Why no kernel computes it with others."""
+
     @abstractmethod
     def inside(self, name: str, parameters: Sequence[str], options: Mapping[str, Any]) -> "Enclosing":
         """The same as part of a term of this name, that reads these parameters and has these options."""
         ...
+
+
+def innermost(term: "Term") -> "Term":
+    """The term inside all wrappers, such as `EMA`; the term itself where there are none."""
+    while isinstance(term.fn, Enclosing):
+        term = term.fn.term
+    return term
+
+
+def reader_of_logits(term: "Term") -> "Term":
+    """The term that `Logits` among the inputs are handed on to; the term itself where it has no such wrapper."""
+    while isinstance(term.fn, Enclosing) and term.fn.keeps_logits:
+        term = term.fn.term
+    return term
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

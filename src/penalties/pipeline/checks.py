@@ -14,7 +14,7 @@ from .. import trees
 from ..backends import owner
 from ..errors import InputError
 from ..functional.penalty import Facts, facts_of
-from .binding import Enclosing
+from .binding import innermost
 from .kinds import is_mapping
 
 if TYPE_CHECKING:
@@ -144,9 +144,7 @@ def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
         broken |= {name: None for name, plain in inputs.named.items() if isinstance(plain, float) and math.isnan(plain)}
     lines += [f'the input "{name}" contains NaN' for name in broken]
     for term in record.due:
-        inner: Any = term
-        while isinstance(inner.fn, Enclosing):
-            inner = getattr(inner.fn, "term", None)
+        inner = innermost(term)
         facts = facts_of(inner.fn)
         if facts is not None and facts.takes_logprobs(inner.options):
             lines += _not_normalised(record, inputs, term, facts, facts.options(inner.options), broken)

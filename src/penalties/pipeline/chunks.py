@@ -35,6 +35,10 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
     ops: Backend = owner(arrays[0])  # pyright: ignore[reportAssignmentType]
     count = len(arrays[0])
     mean = term.reduction == "mean"
+    # Weights are added up with the digits of the values, which a mask of fewer does not have.
+    wide, *others = [ops.upcast(term.name, array[:1]) for array in arrays]
+    for other in others:
+        wide = other if other.dtype.itemsize > wide.dtype.itemsize else wide
 
     def weight(*positional: Any, **named: Any) -> Any:
         """How much some rows count together; None where they count by their number."""
@@ -42,7 +46,7 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
             weights = facts.weights(*positional, **facts.options(named))
         else:
             weights = ops.upcast(term.name, named["mask"]) if "mask" in cut else None
-        return None if weights is None else ops.sum(weights)
+        return None if weights is None else ops.sum(ops.cast(weights, wide))
 
     whole = weight(*arguments, **keywords) if mean else None
 

@@ -165,9 +165,11 @@ class Combination:
 
     def _norm(self, targets: Targets, leaves: Sequence[Any]) -> Any:
         """The norm of the total gradient; where that is of one kernel, or of one term, it has been measured."""
-        if not self.learned and len(self.combined) + len(self.separate) == 1:
-            if self.combined and self.combined[0].norm is not None:
-                return self.combined[0].norm
+        # A group of terms that read no target has no gradient.
+        combined = [one for one in self.combined if any(gradient is not None for gradient in one.gradients)]
+        if not self.learned and len(combined) + len(self.separate) == 1:
+            if combined and combined[0].norm is not None:
+                return combined[0].norm
             for length, weight in self.separate:
                 if isinstance(weight, int | float):
                     return length * weight

@@ -9,6 +9,7 @@ from ..arrays import Logits, is_array
 from ..backends import owner
 from ..errors import GradientError, InputError, TermError, said
 from ..functional.penalty import facts_of
+from .binding import reader_of_logits
 from .chunks import in_chunks
 from .evaluation import Evaluation
 from .groups.fused import Combined
@@ -100,7 +101,7 @@ def compute(term: Term, inputs: CallInputs, step: Any = None, state: Any = None)
 def called(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) -> tuple[dict[str, Any], Any]:
     """What a term read, by the names of its inputs, and what its function returned, unchecked."""
     read = {name: inputs.find(term.name, name) for name in term.inputs.values()}
-    facts = facts_of(term.fn)
+    facts = facts_of(reader_of_logits(term).fn)
     chunked = term.chunk is not None
     if facts is None or not facts.distribution:
         # Your own function, or a penalty on parameters, is not told that logits may not exist.

@@ -133,7 +133,7 @@ def _kind(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, hold
             return None
         kinds += (job.term.name, isinstance(job.weight, int | float), job.due is True)
     wrt = None if targets is None else tuple(targets.nests)
-    return (inputs.alone, hold, wrt, *named, *kinds, kernels.circumstances(inputs.like))
+    return (inputs.alone, hold, wrt, *named, *kinds, kernels.circumstances())
 
 
 def _planned(jobs: Sequence[Job], inputs: CallInputs, targets: Targets | None, hold: bool) -> list[_Planned]:

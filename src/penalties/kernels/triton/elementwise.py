@@ -37,9 +37,9 @@ def _pointer(TABLE, which, like, W: constexpr):
 
 @triton.jit
 def _bent(x, delta):
-    """What a bent part has for x: its sign, or a line between −1 and 1."""
+    """What a bent part has for x: its sign, which is 0 for NaN as in PyTorch, or a line between −1 and 1."""
     if delta == 0.0:
-        s = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))
+        s = tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
     else:
         s = tl.minimum(tl.maximum(x / delta, -1.0, tl.PropagateNan.ALL), 1.0, tl.PropagateNan.ALL)
     return s
@@ -105,12 +105,18 @@ def _sweeping(
 
 
 @functools.lru_cache(maxsize=_TABLES)
-def _table(device: torch.device, sizes: tuple[int, ...], *addresses: tuple[int, ...]) -> "tuple[Tensor, ...]":
-    """On the device: the sizes, the tensor of each block, the first block of each tensor, and the addresses."""
+def _blocks(device: torch.device, sizes: tuple[int, ...]) -> "tuple[Tensor, ...]":
+    """On the device: the sizes, the tensor of each block, and the first block of each tensor."""
     counts = torch.tensor([-(-size // _BLOCK) for size in sizes])
     which = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), counts)
-    host = [torch.tensor(sizes), which, (counts.cumsum(0) - counts).to(torch.int32), *map(torch.tensor, addresses)]
+    host = torch.tensor(sizes), which, (counts.cumsum(0) - counts).to(torch.int32)
     return tuple(part.to(device) for part in host)
+
+
+@functools.lru_cache(maxsize=2 * _TABLES)
+def _addresses(device: torch.device, addresses: tuple[int, ...]) -> "tuple[Tensor, bool]":
+    """On the device, where tensors lie; and whether all are aligned. Gradients may move when parameters do not."""
+    return torch.tensor(addresses).to(device), all(address % 16 == 0 for address in addresses)
 
 
 def sweep(
@@ -122,16 +128,17 @@ def sweep(
     Tensors are contiguous, not empty, of one dtype and on one device, their gradients too.
     """
     like = xs[0]
-    addresses = tuple(x.data_ptr() for x in xs), tuple(gradient.data_ptr() for gradient in gradients)
     with on(like):
-        sizes, which, first, x_table, g_table = _table(like.device, tuple(x.numel() for x in xs), *addresses)
+        sizes, which, first = _blocks(like.device, tuple([x.numel() for x in xs]))
+        x_table, x_aligned = _addresses(like.device, tuple([x.data_ptr() for x in xs]))
+        g_table, g_aligned = _addresses(like.device, tuple([gradient.data_ptr() for gradient in gradients]))
         blocks, count = which.numel(), 4 if len(deltas) < 2 else 8
         sums = torch.empty(blocks, count, dtype=torch.float64, device=like.device)
-        aligned = all(address % 16 == 0 for row in addresses for address in row)
         unused = [0.0] * (MOST_DELTAS - len(deltas))
         _sweeping[(blocks,)](
             like, gradients[0], x_table, g_table, sizes, which, first, sums, straight,
             *deltas, *unused, *bends, *unused,
-            DELTAS=len(deltas), ADDS=add, COUNT=count, BLOCK=_BLOCK, W=16 if aligned else 1, num_warps=_WARPS,
+            DELTAS=len(deltas), ADDS=add, COUNT=count, BLOCK=_BLOCK, W=16 if x_aligned and g_aligned else 1,
+            num_warps=_WARPS,
         )  # fmt: skip
         return sums.sum(0)

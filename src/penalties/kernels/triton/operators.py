@@ -2,12 +2,13 @@
 
 # pyright: basic
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import FIRST_ORDER, GradientError
-from ..products import products
+from ..products import products, row_totals
 from .gradients import gradient
 from .rows import SAVED, SUMS, Rows, turned, turned_sums
 from .statistics import statistics
@@ -22,34 +23,45 @@ def row_sums(
     x: "Tensor", y: "Tensor | None", labels: "Tensor | None", shown: "Tensor | None", sums: list[bool],
     temperature: float, logits: bool,
 ) -> "Tensor":  # fmt: skip
-    """The sums of each row, of `(SUMS, rows)`, on the graph of x and y; see `statistics`."""
-    if torch.compiler.is_compiling():
-        return _forward(x, y, labels, shown, sums, temperature, logits)[:SUMS]
-    return _RowSums.apply(x, y, labels, shown, sums, temperature, logits)
+    """The sums of each row, of `(SUMS, rows)`, inside a graph of torch.compile; see `statistics`."""
+    return _forward(x, y, labels, shown, sums, temperature, logits)[:SUMS]
 
 
 def totals(
-    x: "Tensor", y: "Tensor | None", labels: "Tensor | None", sums: list[bool], temperature: float, logits: bool,
-    factors: tuple[tuple[float, ...], ...],
+    x: "Tensor", y: "Tensor | None", labels: "Tensor | None", shown: "Tensor | None", sums: list[bool],
+    temperature: float, logits: bool, shares: "Sequence[Tensor]", plain: bool, factors: tuple[tuple[float, ...], ...],
 ) -> "Tensor":  # fmt: skip
-    """For each row of factors, what the sums of all rows times these add up to, on the graph of x and y."""
-    return _Totals.apply(x, y, labels, sums, temperature, logits, factors)
+    """For each row of factors, what these times the `row_totals` of all sums add up to, on the graph of x and y."""
+    return _Totals.apply(x, y, labels, shown, sums, temperature, logits, plain, factors, *shares)
 
 
-class _RowSums(torch.autograd.Function):
+class _Totals(torch.autograd.Function):
+    """One node in the graph, from the rows to the numbers that they add up to."""
+
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, y: torch.Tensor | None, labels: Any, shown: Any, sums: Any, temperature: Any,
-        logits: Any,
+        logits: Any, plain: Any, factors: Any, *shares: Any,
     ) -> torch.Tensor:  # fmt: skip
         rows = statistics(x, y, labels, shown, sums, temperature, logits)
-        _save(ctx, x, y, labels, rows.numbers)
+        _save(ctx, x, y, labels, *shares, rows.numbers)
         ctx.setting = sums, temperature, logits
-        return rows.sums.clone()
+        ctx.plain, ctx.factors = plain, factors
+        return products(row_totals(rows.sums, shares, plain=plain, squares=False), factors)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> Any:
-        return *_differentiated(ctx, upstream[0].contiguous(), even=False), *[None] * 5
+        x, y, labels, *shares, numbers = _saved(ctx)
+        coefficients = products(upstream[0], tuple(zip(*ctx.factors, strict=True))).reshape(-1, SUMS, 1)
+        first, *others = coefficients.unbind() if ctx.plain else (None, *coefficients.unbind())
+        for share, one in zip(shares, others, strict=True):
+            by_row = (one * share).masked_fill(share == 0, 0.0)
+            first = by_row if first is None else first + by_row
+        needed = list(ctx.needs_input_grad[:2])
+        found = _gradients(x, y, labels, numbers, first, *ctx.setting, needed, even=not shares)
+        if torch.is_grad_enabled():
+            found = [None if one is None else _Once.apply(one, x, y) for one in found]
+        return *found, *[None] * (7 + len(shares))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -59,44 +71,14 @@ class _RowSums(torch.autograd.Function):
         )
 
 
-class _Totals(torch.autograd.Function):
-    """Where all rows count alike: one node in the graph, and one coefficient for each sum."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, y: torch.Tensor | None, labels: Any, sums: Any, temperature: Any, logits: Any,
-        factors: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        rows = statistics(x, y, labels, None, sums, temperature, logits)
-        _save(ctx, x, y, labels, rows.numbers)
-        ctx.setting = sums, temperature, logits
-        ctx.factors = factors
-        return products(rows.sums.sum(1), factors)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Any) -> Any:
-        coefficients = products(upstream[0], tuple(zip(*ctx.factors, strict=True)))
-        return *_differentiated(ctx, coefficients[:, None], even=True), *[None] * 5
-
-    jvp = _RowSums.jvp
-
-
-def _save(ctx: Any, x: torch.Tensor, y: torch.Tensor | None, labels: Any, numbers: torch.Tensor) -> None:
-    given = x, y, labels
+def _save(ctx: Any, *given: torch.Tensor | None) -> None:
     # A teacher's logits may come from inference mode, whose tensors autograd does not save.
     ctx.kept = [one if one is not None and one.is_inference() else None for one in given]
-    kept = zip(given, ctx.kept, strict=True)
-    ctx.save_for_backward(*(one if other is None else None for one, other in kept), numbers)
+    ctx.save_for_backward(*(one if other is None else None for one, other in zip(given, ctx.kept, strict=True)))
 
 
-def _differentiated(ctx: Any, upstream: torch.Tensor, *, even: bool) -> list[torch.Tensor | None]:
-    *saved, numbers = ctx.saved_tensors
-    x, y, labels = (other if one is None else one for one, other in zip(saved, ctx.kept, strict=True))
-    needed = list(ctx.needs_input_grad[:2])
-    found = _gradients(x, y, labels, numbers, upstream, *ctx.setting, needed, even=even)
-    if torch.is_grad_enabled():
-        found = [_Once.apply(one, x, y) if one.numel() else one for one in found]
-    return [one if need else None for one, need in zip(found, needed, strict=True)]
+def _saved(ctx: Any) -> list[Any]:
+    return [other if one is None else one for one, other in zip(ctx.saved_tensors, ctx.kept, strict=True)]
 
 
 class _Once(torch.autograd.Function):
@@ -115,15 +97,15 @@ def _gradients(
     x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
     upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool], *,
     even: bool = False,
-) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients at x and at y; an empty tensor where none is needed.
+) -> list[Any]:  # fmt: skip
+    """The gradients at x and at y; None where none is needed.
 
     `upstream` has a column for each row, or where all are `even` one for all of them.
     """
     nothing = [0.0] * SUMS
     setting = temperature, logits, False
     rows = Rows.of(numbers)
-    found = [x.new_empty(0), x.new_empty(0)]
+    found: list[Any] = [None, None]
     flags: Any = None
     if not even:
         # What counts nowhere is not read: padding, and whatever is there.
@@ -160,7 +142,8 @@ def _backward(
     x: torch.Tensor, y: torch.Tensor | None, labels: torch.Tensor | None, numbers: torch.Tensor,
     upstream: torch.Tensor, sums: list[bool], temperature: float, logits: bool, needed: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
-    return _gradients(x, y, labels, numbers, upstream[:SUMS].contiguous(), sums, temperature, logits, needed)
+    found = _gradients(x, y, labels, numbers, upstream[:SUMS].contiguous(), sums, temperature, logits, needed)
+    return [x.new_empty(0) if one is None else one for one in found]
 
 
 @_backward.register_fake

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from ... import kernels
 from ...functional.penalty import DISTRIBUTIONS, Classwise, Elementwise, facts_of
 from ...kernels import distributions, elementwise
+from ..binding import Enclosing
 from ..inputs import CallInputs
 from ..targets import Targets
 from ..term import Term, Weight
@@ -77,6 +78,8 @@ class Fusing:
         """For a call with these inputs and targets."""
         self.inputs = inputs
         self.targets = targets
+        self._leaves: dict[str, tuple[int, ...]] = {}
+        """By name of an input, the indices of its leaves among those of the targets."""
         self._elements: dict[tuple[int, ...], list[tuple[int, elementwise.Part]]] = {}
         self._classes: dict[_Pair, list[_Member]] = {}
         self._chunked: set[int] = set()
@@ -92,6 +95,8 @@ class Fusing:
             return f'runs="{"async" if term.asynchronous else term.runs}"'
         if term.compile:
             return "compile=True"
+        if isinstance(term.fn, Enclosing):
+            return term.fn.apart
         if term.closed_form is None or not term.differentiable:
             own = facts_of(term.fn) is None
             return "your own function" if own else "no kernel computes this penalty with these options"
@@ -112,7 +117,10 @@ class Fusing:
         if term.chunk is not None:
             return "it is computed in chunks"
         (name,) = term.inputs.values()
-        leaves = tuple(leaf for leaf, target in enumerate(targets.names) if self.inputs.same(name, target))
+        if name not in self._leaves:
+            same = (leaf for leaf, target in enumerate(targets.names) if self.inputs.same(name, target))
+            self._leaves[name] = tuple(same)
+        leaves = self._leaves[name]
         if not leaves or len(leaves) != len(targets.nests[targets.names[leaves[0]]].leaves):
             return "gradients are not taken at all of its input"
         if leaves not in self._elements:

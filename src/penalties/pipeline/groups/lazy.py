@@ -14,6 +14,7 @@ from ...functional.penalty import facts_of
 from ...functional.reduction import weighted_mean
 from ...kernels.heads import Head, Rows, head_of
 from ...kernels.lengths import length
+from ..binding import Enclosing, reader_of_logits
 from ..evaluation import Evaluation
 from ..inputs import CallInputs
 from ..kinds import compiling
@@ -26,7 +27,7 @@ from .sharing import Reader, reader_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NO_GRADIENT", "Lazily", "LazyGroup", "lazily", "logits_read"]
+__all__ = ["NO_GRADIENT", "Lazily", "LazyGroup", "lazily"]
 
 NO_GRADIENT: Final = (
     "the gradient of terms over Logits is formed once, for the total; differentiate out.total, or use "
@@ -48,11 +49,6 @@ class Lazily(NamedTuple):
     fused: "LazyGroup"
 
 
-def logits_read(term: Term, inputs: CallInputs) -> list[str]:
-    """The inputs of a term that are `Logits`, or contain some."""
-    return [name for name in term.inputs.values() if next(trees.logits(inputs.find(term.name, name)), None) is not None]
-
-
 def lazily(
     terms: Sequence[tuple[int, Term, Weight, Any]], inputs: CallInputs, targets: Targets | None, *, hold: bool
 ) -> tuple[list[Lazily], dict[int, str]]:
@@ -62,8 +58,13 @@ def lazily(
     """
     reasons: dict[int, str] = {}
     groups: dict[Any, list[tuple[int, Reader]]] = {}
+    holds: dict[str, bool] = {}
+    """By name, whether an input is `Logits`, or contains some."""
     for index, term, weight, due in terms:
-        names = logits_read(term, inputs)
+        for name in term.inputs.values():
+            if name not in holds:
+                holds[name] = next(trees.logits(inputs.find(term.name, name)), None) is not None
+        names = [name for name in term.inputs.values() if holds[name]]
         if not names:
             continue
         reader = reader_of(term, inputs)
@@ -98,6 +99,8 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
         return f'runs="{"async" if term.asynchronous else term.runs}"'
     if term.compile:
         return "a graph of torch.compile"
+    if isinstance(term.fn, Enclosing):
+        return term.fn.apart
     if facts_of(term.fn) is None:
         return "your own function"
     if not _takes_logits(term) or not term.differentiable or term.reduction == "none":
@@ -109,6 +112,8 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
         return "blocks that form their gradient are for PyTorch tensors"
     if compiling() or ops.tracing(parts[0]):
         return "a compiler or a transform traces the call"
+    if any(map(_has_tangent, parts)):
+        return "a forward-mode derivative is taken"
     if term.on_error == "skip":
         return "it may be skipped, and the gradients of all terms are formed together"
     if due is not True:
@@ -120,9 +125,17 @@ def _alone(reader: Reader, weight: Weight, due: Any, targets: Targets | None) ->
     return _misfit(reader) or (None if targets is None else _ungradable(reader, targets))
 
 
+def _has_tangent(x: Any) -> bool:
+    from torch.autograd import forward_ad
+
+    module: Any = forward_ad  # untyped in torch
+    return module.unpack_dual(x).tangent is not None
+
+
 def _takes_logits(term: Term) -> bool:
-    facts = facts_of(term.fn)
-    return facts is not None and facts.takes_logits(term.options)
+    inner = reader_of_logits(term)
+    facts = facts_of(inner.fn)
+    return facts is not None and facts.takes_logits(inner.options)
 
 
 def _misfit(reader: Reader) -> str | None:

@@ -19,6 +19,10 @@ __all__ = ["EMA", "Average", "Normalized", "Scaled", "check_decay", "lasting"]
 class _Running(Wrapper):
     """A value changed by those that came before."""
 
+    keeps_logits = True
+    # What its gradient is multiplied by follows from its value.
+    apart = "it has a running value"
+
     def __init__(self, term: Term, decay: float) -> None:
         """Keep how slowly the state moves."""
         self.decay: float = check_decay(self.title, decay)

@@ -42,7 +42,7 @@ class Wrapper(Enclosing):
 
     def __init__(self, term: Term, own: Sequence[str] = (), **settings: Any) -> None:
         """Keep the inner term, the parameters that it does not have, and the arguments of the public function."""
-        self.term: Term = term
+        self.term = term
         self.own: tuple[str, ...] = tuple(own)
         self.settings: Mapping[str, Any] = settings
 
