@@ -277,8 +277,8 @@ def _second_forward(config: "Config") -> list[Problem]:
     over_logits = {name for term in config.pipeline() for name in term.inputs.values() if name.endswith("logits")}
     if notes and over_logits and config.train.gradients_every:
         why = (
-            "in two passes, a step that measures the gradient of each term has the logits of the whole batch, over "
-            "all tokens of the vocabulary, in memory; 0 leaves those steps out"
+            "in two passes, a step that measures the gradient of each term has the logits of the whole batch in "
+            "memory, over all tokens of the vocabulary; 0 leaves those steps out"
         )
         notes.append(Problem("train.gradients_every", why))
     return notes
