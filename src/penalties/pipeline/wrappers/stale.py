@@ -28,7 +28,7 @@ class Reused(Wrapper):
         """Check the options."""
         check_count(self.title, "steps", steps, 1)
         self.steps: int = int(steps)
-        self.wrt = wrt
+        self.wrt: tuple[str, ...] | None = wrt
         super().__init__(term, steps=self.steps, wrt=wrt)
 
     @property

@@ -63,9 +63,9 @@ class Asked:
         """Nothing yet."""
         self._lookups = lookups
         self._found: dict[tuple[str, Thing], frozenset[Thing]] = {}
-        self.hits = 0
+        self.hits: int = 0
         """Answers that the cache had."""
-        self.queries = 0
+        self.queries: int = 0
         """Answers that came from the base."""
 
     def ask(self, relation: str, subjects: Iterable[Thing]) -> None:

@@ -16,7 +16,7 @@ class UndecidedError(PenaltiesError, RuntimeError):
 
     def __init__(self, row: int, reason: str, seconds: float) -> None:
         """Keep the parts, and say them in one line."""
-        self.row = row
+        self.row: int = row
         self.reason = reason
         self.seconds = seconds
         super().__init__(
@@ -38,8 +38,8 @@ class ContradictionError(PenaltiesError, ValueError):
 
     def __init__(self, row: int, core: Sequence[str]) -> None:
         """Keep the parts, and say them in one line."""
-        self.row = row
-        self.core = tuple(core)
+        self.row: int = row
+        self.core: tuple[str, ...] = tuple(core)
         super().__init__(
             f"hard_rules: no decisions satisfy the rules of row {row}, of which these exclude one another: "
             + ", ".join(core)

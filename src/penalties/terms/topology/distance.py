@@ -23,7 +23,8 @@ class Unequal(Exception):
 
     def __init__(self, first: int, second: int) -> None:
         """Keep how many there are in both."""
-        self.first, self.second = first, second
+        self.first: int = first
+        self.second: int = second
         super().__init__(f"{first} and {second} features never die")
 
 
