@@ -88,7 +88,7 @@ class Use:
 def use() -> Use:
     """How much this process holds now."""
     kinds = _descriptors()
-    shared = sum(kind.startswith((str(_SHARED), "/memfd:penalties")) for kind in kinds)
+    shared = sum(kind.startswith(str(_SHARED)) for kind in kinds)
     return Use(
         len(marked(os.environ[MARK])) - 1,
         len(kinds) - shared,

@@ -1,11 +1,9 @@
 """Shared memory through which a task and its result travel, used again at the next step.
 
-It is a mapped file without a name: nobody can remove it, and it goes with the processes that have it. On Linux nobody
-can shorten it either, which would kill whoever reads it.
+It is a mapped file without a name: nobody can remove it, and it goes with the processes that have it.
 """
 
 import contextlib
-import fcntl
 import mmap
 import os
 import tempfile
@@ -14,7 +12,10 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-__all__ = ["Slot", "size_of"]
+__all__ = ["SHARED", "Slot", "size_of"]
+
+SHARED: Final = "/dev/shm"
+"""Where files are in memory, on Linux."""
 
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 * 1024
@@ -43,7 +44,9 @@ class Slot:
         # A power of two: batches whose sizes vary a little fit into the same slot.
         size = 1 << (max(nbytes, _SMALLEST) - 1).bit_length()
         with contextlib.ExitStack() as opened:
-            file = opened.enter_context(_file_of_size(size))
+            above = SHARED if os.access(SHARED, os.W_OK) else None
+            file = opened.enter_context(tempfile.TemporaryFile(dir=above, buffering=0))
+            _allocate(file.fileno(), size)
             slot = cls(file.fileno())
             slot._file = file
             # It stays open until it is taken.
@@ -91,18 +94,9 @@ class Slot:
         return data, arrays, offset
 
 
-def _file_of_size(size: int) -> IO[bytes]:
-    """An open file of this size, that no name leads to."""
-    with contextlib.ExitStack() as opened:
-        if not hasattr(os, "memfd_create"):
-            file = opened.enter_context(tempfile.TemporaryFile(buffering=0))
-            os.truncate(file.fileno(), size)
-        else:
-            descriptor = os.memfd_create("penalties", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            file = opened.enter_context(open(descriptor, "r+b", buffering=0))
-            # At once: writing to memory that turns out not to be there kills the process.
-            os.posix_fallocate(descriptor, 0, size)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        # It stays open.
-        opened.pop_all()
-    return file
+def _allocate(file: int, size: int) -> None:
+    # At once where that can be done: writing to memory that turns out not to be there kills the process.
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.truncate(file, size)

@@ -17,6 +17,7 @@ from typing import Final
 
 from .. import broker
 from ..broker import ENDED, LOST, READY, Config
+from ..slots import SHARED
 from .connected import Connected, exists
 
 __all__ = ["Brokered"]
@@ -49,9 +50,6 @@ _SINGLE_THREADED: Final = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-
-SHARED: Final = "/dev/shm"
-"""Where files are in memory, on Linux."""
 
 _LONGEST_ADDRESS: Final = 100
 """Bytes in the path of a socket that every system takes."""

@@ -1,6 +1,7 @@
 """Terms in processes: for those that hold the interpreter's lock, hang or crash."""
 
 import contextlib
+import errno
 import importlib
 import os
 import pickle
@@ -252,4 +253,5 @@ def _new_slot(name: str, nbytes: int) -> Slot:
     try:
         return Slot.of_size(nbytes)
     except (OSError, MemoryError, OverflowError) as error:
-        raise TermError(name, f"there is no room for {nbytes} bytes of shared memory: {said(error)}") from error
+        hint = "; a container gets more with --shm-size" if getattr(error, "errno", None) == errno.ENOSPC else ""
+        raise TermError(name, f"there is no room for {nbytes} bytes of shared memory: {said(error)}{hint}") from error
