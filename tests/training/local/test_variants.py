@@ -126,7 +126,14 @@ def test_attention_that_is_not_installed_raises() -> None:
 
 # Dynamo looks at the gradients of tensors that have none.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("options", [{}, {"checkpointing": True}, {"adapter": "none"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"checkpointing": True}, marks=pytest.mark.slow),
+        {"adapter": "none"},
+    ],
+)
 def test_a_compiled_model_computes_the_same(options: dict[str, Any]) -> None:
     batch, found = data(9, 3, 6, weights=normal), list[Any]()
     for compiled in (False, "aot_eager"):
@@ -145,7 +152,7 @@ def test_a_compiled_model_computes_the_same(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("options", [{}, {"lora_dropout": 0.4}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"lora_dropout": 0.4}, marks=pytest.mark.slow)])
 def test_gradients_of_terms_are_measured_after_steps_that_measured_none(options: dict[str, Any]) -> None:
     # The backward that a step without measurements compiles may write over what it reads.
     batch, found = data(9, 3, 6, weights=normal), list[Any]()
