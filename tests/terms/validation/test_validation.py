@@ -365,6 +365,8 @@ def test_requests_and_answers_are_those_of_the_contract():
         ({"endpoint": "validator.example/v1"}, 'endpoint="…"; expected an address such as'),
         ({"endpoint": "ftp://validator.example"}, 'endpoint="…"; expected an address'),
         ({"endpoint": "http://validator.example:port/"}, 'endpoint="…"; expected an address'),
+        ({"endpoint": "http://validator.example/\x01?key=secret"}, 'endpoint="…"; expected an address'),
+        ({"endpoint": "http://validator example/"}, 'endpoint="…"; expected an address'),
         ({"endpoint": None}, 'endpoint="NoneType"; expected an address'),
     ],
 )

@@ -201,7 +201,8 @@ def _checked_url(endpoint: Any) -> tuple[str, str]:
     except ValueError:
         raise OptionError(_NAME, "endpoint", "…", expected) from None
     # Nothing else is shown of an address that is not one: a password may be anywhere in it.
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    written = endpoint.isprintable() and " " not in endpoint
+    if not written or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise OptionError(_NAME, "endpoint", "…", expected)
     return endpoint, f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
