@@ -98,6 +98,20 @@ def test_a_function_of_ones_own_is_described_by_what_it_says() -> None:
         entry_of_path("no.such:thing")
 
 
+def test_a_class_is_described_as_what_a_module_makes_a_term_of() -> None:
+    entry = entry_of_path("penalties.terms.judge:Judge")
+    assert entry.reads == ("samples",)
+    assert [(value.name, value.default) for value in entry.values][:2] == [("model", ""), ("tokenizer", "not set")]
+    assert entry.example.startswith('# my_module.py has: term = Judge(…)\n[[term]]\nfn = "my_module:term"')
+    assert entry_of_path("penalties.terms.knowledge:Rule").reads == ()
+
+
+def test_an_option_that_a_function_needs_is_no_input() -> None:
+    entry = entry_of_path("penalties.terms.logic:soft_rules")
+    assert entry.reads == ("p",)
+    assert ("rules", "") in [(value.name, value.default) for value in entry.values]
+
+
 def test_inputs_that_may_be_left_out_are_marked() -> None:
     assert inputs_of(SHIPPED["kl_estimate"]) == ["logprobs", "reference", "mask (optional)"]
     assert inputs_of(SHIPPED["dpo"]) == ["data", "logprobs", "reference"]

@@ -275,6 +275,10 @@ class TestMemory:
         (lambda: NORMS.value_and_grad(np.ones(1), wrt=np.ones(1)), 'wrt="an array"; expected the name of an input'),
         (lambda: pn.explain(3), 'explain: out="int"; expected the output of a pipeline'),
         (lambda: pn.gradients.track(3, at=3), 'track: out="int"'),
+        (
+            lambda: pn.Term(pn.Executor),
+            'fn="Executor"; expected a function or an object; that is a class: make one of it',
+        ),
         (lambda: pn.Term(NORMS, name="n"), "a pipeline cannot be a term: add its terms instead"),
     ],
 )

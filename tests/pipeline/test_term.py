@@ -254,7 +254,7 @@ class TestInputs:
             (("p",), "2 names in order, for a, b"),
             ("p", 'inputs="p"; expected 2 names'),
             (("p", "q", "r"), "2 names in order"),
-            ({"a": "p"}, "an input for b too"),
+            ({"a": "p"}, "an input for b too, or a value in options"),
             ({"a": "p", "b": "q", "c": "r"}, "parameters of the function: a, b"),
             (("p", 3), "names, each a string"),
             (("p", ""), "names, each a string"),

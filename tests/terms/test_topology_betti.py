@@ -1,8 +1,11 @@
 """Target Betti numbers: the formula, and circles where it can be worked out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import penalties as pn
 from penalties.terms import topology
 from tests.terms.topologies import circle, cloud, lives
 
@@ -51,6 +54,18 @@ def test_a_feature_that_is_missing_counts_its_whole_size_and_pulls_nothing():
     evaluation = topology.target_betti(two, betti={1: 2}, size=1.5)
     assert evaluation.value == 3
     assert not evaluation.gradient["x"].any()
+
+
+@pytest.mark.parametrize(
+    ("filtration", "shape", "batched"),
+    [("alpha", (9, 2), False), ("sublevel", (5, 5), False), ("superlevel", (3, 5, 5), True)],
+)
+def test_a_feature_that_no_input_of_this_shape_has_is_an_error(filtration: Any, shape: Any, batched: bool):
+    x = np.random.default_rng(0).normal(size=shape)
+    options = {"filtration": filtration, "batched": batched}
+    with pytest.raises(pn.OptionError, match=r"betti=\{2: 1\}; expected targets of dimensions below 2"):
+        topology.target_betti(x, betti={2: 1}, **options)
+    assert topology.target_betti(x, betti={1: 0, 2: 0}, **options).metrics["betti_2"] == 0
 
 
 def test_features_that_never_die_are_as_long_as_one_wants():

@@ -280,7 +280,9 @@ def _inputs(term: str, inputs: Inputs, required: Sequence[str], known: Sequence[
                 raise OptionError(term, "inputs", dict(inputs), f"parameters of the function: {', '.join(known)}")
         missing = [name for name in required if name not in inputs]
         if missing:
-            raise OptionError(term, "inputs", dict(inputs), f"an input for {', '.join(missing)} too")
+            raise OptionError(
+                term, "inputs", dict(inputs), f"an input for {', '.join(missing)} too, or a value in options"
+            )
         return {parameter: inputs[parameter] for parameter in known if parameter in inputs}
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     if len(names) > len(required) and collects:

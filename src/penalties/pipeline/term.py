@@ -142,6 +142,8 @@ class Term(Bound):
         fn = find(fn) if isinstance(fn, str) else fn
         if not callable(fn) and not isinstance(cast("object", fn), Regularizer):
             raise OptionError("Term", "fn", fn, "a function, a Regularizer, the name of a penalty, or a dotted path")
+        if isinstance(fn, type):
+            raise OptionError("Term", "fn", fn.__name__, "a function or an object; that is a class: make one of it")
         if hasattr(fn, "value_and_grad"):
             raise OptionError("Term", "fn", fn, "a function; a pipeline cannot be a term: add its terms instead")
         put("name", _check_name(_default_name(fn) if name is None else name))

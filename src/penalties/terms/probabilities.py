@@ -11,17 +11,22 @@ __all__ = ["LARGEST", "log_sigmoids", "probability_of"]
 LARGEST: Final = 1e30
 """Instead of infinity, for sums and differences that stay finite."""
 
+_ROUNDING: Final = 1e-4
+"""How far outside of 0 to 1 a probability may be: the sum of a few of a softmax is not always at most 1."""
+
 
 def probability_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Any:
     """Probabilities. What is none raises where values can be looked at, and is NaN elsewhere."""
     if logits:
         return ops.exp(log_sigmoids(ops, x)[..., 0])
-    outside = (x < 0) | (x > 1)
+    fixed = ops.stop_gradient(x)
+    beyond = fixed - ops.clip(fixed, 0.0, 1.0)
+    outside = (beyond < -_ROUNDING) | (beyond > _ROUNDING)
     if not ops.at_hand(x):
-        return x * ops.cast(ops.where(outside, math.nan, 1.0), x)
+        return (x - beyond) * ops.cast(ops.where(outside, math.nan, 1.0), x)
     if bool(outside.any()):
         raise OptionError(function, "p", ops.read([x[outside][0]])[0], "probabilities, from 0 to 1, or logits=True")
-    return x
+    return x - beyond
 
 
 def log_sigmoids(ops: Backend, x: Any) -> Any:

@@ -241,3 +241,18 @@ def test_where_values_cannot_be_looked_at_what_is_wrong_is_nan(wrong: str) -> No
     p, labels, groups = batch()
     (labels if wrong == "label" else groups)[0] = 5
     assert np.isnan(jax.jit(functools.partial(equalized_odds, count=3))(p, labels, groups)[0])
+
+
+def test_groups_in_one_column_are_an_error_and_not_one_group() -> None:
+    p, _, groups = batch()
+    for column in (groups[:, None], np.ones((len(p), 1))):
+        with pytest.raises(pn.ShapeError, match=r"groups has shape \(40, 1\); expected \(40,\), the number of a group"):
+            demographic_parity(p, column)
+    assert demographic_parity(p[:, None], groups[:, None])[0] == demographic_parity(p, groups)[0]
+
+
+@pytest.mark.parametrize("dtype", ["U1", object])
+def test_names_of_groups_are_an_error_that_says_how_to_number_them(dtype: Any) -> None:
+    p, _, groups = batch()
+    with pytest.raises(pn.BackendError, match="number the names of groups once, for all data"):
+        demographic_parity(p, np.array(list("abc"))[groups].astype(dtype))

@@ -82,3 +82,9 @@ def test_large_batches_are_shuffled_in_parts() -> None:
     assert p_value(statistic, members, np.zeros(100_000, int), permutations=25, seed=0) == 1
     assert sum(sizes[1:]) == 25
     assert max(sizes) < 25
+
+
+def test_nan_is_not_significant() -> None:
+    p, _, groups = batch()
+    p[0] = np.nan
+    assert np.isnan(demographic_parity(p, groups, permutations=9)[1]["p_value"])

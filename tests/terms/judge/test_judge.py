@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import jax
 import numpy as np
 import pytest
 import tokenizers
@@ -245,7 +246,7 @@ def test_scores_that_are_not_finite_are_an_error():
         ([[1.5]], r"samples\[0\]=\"a list\"; expected a text, or a list or array of token ids"),
         ([[2], []], r"samples\[1\]=\[\]; expected a text that has tokens"),
         (["good", ""], r"samples\[1\]=\"\"; expected a text that has tokens"),
-        ([[2, 8]], r"samples\[0\]=\[2, 8\]; expected token ids of the judge, from 0 to 7"),
+        ([[2, 8]], r"samples\[0\]=8; expected token ids of the judge, from 0 to 7, by its own tokenizer"),
         ([[-1]], "expected token ids of the judge, from 0 to 7"),
     ],
 )
@@ -264,6 +265,14 @@ def test_what_is_no_text_is_an_error(samples: Any, message: str):
         (torch.ones(2, 2, 8), [1, 2], pn.ShapeError, "mask has shape a list; expected"),
         (torch.ones(1, 2, 8), torch.tensor([[0, 1]]), pn.OptionError, "none after one that is left out"),
         (torch.ones(1, 2, 8), torch.zeros(1, 2), pn.OptionError, "at least one position"),
+        (torch.full((1, 2, 8), 3.0), None, pn.OptionError, "samples=3.0; expected probabilities from 0 to 1"),
+        (
+            torch.full((1, 2, 8), 0.1).log(),
+            None,
+            pn.OptionError,
+            r"samples=-2.3\d*; expected probabilities from 0 to 1",
+        ),
+        (torch.full((1, 2, 8), math.nan), None, pn.OptionError, "samples=nan; expected probabilities"),
     ],
 )
 def test_what_is_no_distribution_over_tokens_is_an_error(samples: Any, mask: Any, error: type[Exception], message: str):
@@ -287,3 +296,21 @@ def test_the_score_needs_log_probabilities():
 def test_its_tokenizer_may_be_any():
     assert isinstance(tokenizer().backend_tokenizer, tokenizers.Tokenizer)
     assert np.isfinite(Judge(classifier(), tokenizer=lambda text, **_: {"input_ids": [len(text) % 8]})(TEXTS).value)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "unread"),
+    [("none", "logprobs"), ("none", "mask"), ("score", "mask"), ("straight-through", "logprobs")],
+)
+def test_an_input_that_is_not_read_is_an_error(gradient: Any, unread: str):
+    judge = Judge(classifier(), tokenizer=tokenizer(), gradient=gradient)
+    with pytest.raises(pn.OptionError, match=f'{unread}=".*"; expected None with gradient="{gradient}"'):
+        judge(TEXTS, **{unread: torch.zeros(len(TEXTS))})
+
+
+@pytest.mark.parametrize("given", [torch.tensor([0.5, 0.2, 0.1]), [np.array([-1.0, 2.0]), np.zeros(1), np.zeros(2)]])
+def test_the_score_takes_neither_probabilities_nor_losses(given: Any):
+    judge = Judge(classifier(), tokenizer=tokenizer(), gradient="score")
+    with pytest.raises(pn.OptionError, match=r"logprobs=(0.5|2.0); expected log-probabilities, which are at most 0"):
+        judge(["good", "bad", "cat"], logprobs=given)
+    judge(["good"], logprobs=jax.numpy.array([1e-6]))

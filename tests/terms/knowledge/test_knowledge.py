@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
+import jax
 import numpy as np
 import pytest
 import torch
@@ -292,3 +293,26 @@ def test_a_rule_with_too_many_paths_is_an_error():
     term = Knowledge(dense, rules=[Rule(("start", "next"), "end")])
     with pytest.raises(pn.OptionError, match="one with at most 250000 paths from the facts of a call"):
         term(np.full(len(facts), 0.5), facts)
+
+
+def test_where_values_cannot_be_looked_at_logits_are_nan():
+    term = Knowledge(CITIES, rules=[SHOWN])
+    for wrong in (3.0, -1.0):
+        assert np.isnan(term(jax.numpy.array([0.5, wrong, 0.1, 0.1]), PHOTO)[0])
+    assert np.isfinite(term(jax.numpy.array([0.5, 1.0, 0.0, 0.1]), PHOTO)[0])
+
+
+@pytest.mark.parametrize("facts", [[("France", "has", "Nice")], [("photo", "shows", "France")]])
+def test_a_relation_that_is_declared_the_wrong_way_round_is_an_error(facts: Any):
+    """Both as a fact and as the head of a rule."""
+    base = Graph([("France", "has", "Lyon"), ("France", "has", "Paris"), ("photo", "has", "a"), ("photo", "has", "b")])
+    term = Knowledge(base, functional=["has"], rules=[Rule(("shows", "has"), "has")])
+    with pytest.raises(pn.OptionError, match='functional="has"; expected .*: the base has 2 for one, such as'):
+        term(np.array([0.5]), facts)
+
+
+def test_a_rule_with_a_relation_that_nobody_has_is_counted():
+    rules = [SHOWN, Rule(("shows", "lies inn"), "taken in"), Rule(("shows", "lies in"), "taken inn")]
+    value, metrics = Knowledge(CITIES, rules=rules)(np.array([0.7, 0.2, 0.4, 0.1]), PHOTO)
+    assert metrics["idle"] == 2
+    assert float(value) == float(Knowledge(CITIES, rules=[SHOWN])(np.array([0.7, 0.2, 0.4, 0.1]), PHOTO)[0])

@@ -225,3 +225,17 @@ def test_rules_and_strings_mean_the_same() -> None:
     p = probabilities()
     rule: Rule = (Var("a") & ~Var("b")) >> Var("c")
     assert soft_rules(p, rules=[rule], variables=NAMES)[0] == soft_rules(p, rules=[str(rule)], variables=NAMES)[0]
+
+
+@pytest.mark.parametrize("norm", ["product", "lukasiewicz", "godel"])
+def test_a_sum_of_probabilities_that_is_rounded_up_is_one(autodiff: Any, norm: Any) -> None:
+    # Of a softmax, as that of all kinds of animals.
+    above = autodiff.array([[1 + 1.2e-7, 0.5]], "float32")
+    one = autodiff.array([[1.0, 0.5]], "float32")
+
+    def value(p: Any) -> Any:
+        return soft_rules(p, rules=["a & b"], variables=["a", "b"], norm=norm)[0]
+
+    (rounded, (slopes,)), (exact, (expected,)) = (value_and_gradients(autodiff, value)(p) for p in (above, one))
+    assert float(rounded) == float(exact)
+    assert np.array_equal(autodiff.numpy(slopes), autodiff.numpy(expected))

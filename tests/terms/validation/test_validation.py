@@ -365,6 +365,8 @@ def test_requests_and_answers_are_those_of_the_contract():
         ({"endpoint": "validator.example/v1"}, 'endpoint="…"; expected an address such as'),
         ({"endpoint": "ftp://validator.example"}, 'endpoint="…"; expected an address'),
         ({"endpoint": "http://validator.example:port/"}, 'endpoint="…"; expected an address'),
+        ({"endpoint": "http://validator.example/\x01?key=secret"}, 'endpoint="…"; expected an address'),
+        ({"endpoint": "http://validator example/"}, 'endpoint="…"; expected an address'),
         ({"endpoint": None}, 'endpoint="NoneType"; expected an address'),
     ],
 )
@@ -401,3 +403,22 @@ def test_a_wrong_option_is_an_error_that_says_what_was_expected(options: dict[st
 def test_wrong_inputs_are_an_error(gradient: Any, inputs: dict[str, Any], error: type[Exception], message: str):
     with serving(with_results(lambda _: 1.0)) as service, pytest.raises(error, match=message):
         Validation(service.url, gradient=gradient, **plain())(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "unread"),
+    [("none", "logprobs"), ("none", "relaxed"), ("score", "relaxed"), ("straight-through", "logprobs")],
+)
+def test_an_input_that_is_not_read_is_an_error_before_anything_is_sent(gradient: Any, unread: str):
+    with serving(length) as service:
+        with pytest.raises(pn.OptionError, match=f'{unread}=".*"; expected None with gradient="{gradient}"'):
+            Validation(service.url, gradient=gradient, **plain())(["x"], **{unread: np.zeros(1)})
+        assert not service.requests
+
+
+def test_texts_have_probabilities_and_numbers_may_have_densities():
+    with serving(with_results(lambda item: 1.0)) as service:
+        validation = Validation(service.url, gradient="score", **plain())
+        validation([0.5, 0.25], logprobs=np.array([2.0, 1.0]))
+        with pytest.raises(pn.OptionError, match="logprobs=2.0; expected log-probabilities, which are at most 0"):
+            validation(["x", "y"], logprobs=np.array([2.0, 1.0]))

@@ -86,11 +86,20 @@ def entry_of_path(path: str) -> Entry:
     text = inspect.getdoc(function) or "It has no docstring."
     summary, _, rest = text.partition("\n")
     parameters = inspect.signature(function).parameters.values()
-    reads = tuple(one.name for one in parameters if one.default is one.empty)
+    example = f'[[term]]\nfn = "{path}"\nweight = 0.1'
+    called = parameters
+    if isinstance(function, type):
+        # A term is an object of it, which a module makes.
+        methods = [vars(one)[name] for name in ("__call__", "compute") for one in function.__mro__ if name in vars(one)]
+        called = [*inspect.signature(methods[0]).parameters.values()][1:] if methods else []
+        example = f'# my_module.py has: term = {function.__name__}(…)\n[[term]]\nfn = "my_module:term"\nweight = 0.1'
+    reads = tuple(one.name for one in called if one.default is one.empty and one.kind is not one.KEYWORD_ONLY)
     options = tuple(
-        Value(one.name, "", _default(one.default), "") for one in parameters if one.default is not one.empty
+        Value(one.name, "", "" if one.default is one.empty else _default(one.default), "")
+        for one in parameters
+        if one.name not in reads
     )
-    return Entry("function", path, summary, _prose(rest), reads, options, f'[[term]]\nfn = "{path}"\nweight = 0.1')
+    return Entry("function", path, summary, _prose(rest), reads, options, example)
 
 
 def _function(kind: str, name: str, function: Any, example: str) -> Entry:

@@ -4,7 +4,7 @@ import math
 from typing import Any, Final, NamedTuple
 
 from ...backends import Backend, backend_of
-from ...errors import OptionError, ShapeError
+from ...errors import BackendError, OptionError, ShapeError
 from ...functional.options import check_count, check_flag
 from ...functional.reduction import check_mask, hide, weighted_mean
 from ..probabilities import probability_of
@@ -61,15 +61,16 @@ def batch_of(function: str, p: Any, labels: Any, groups: Any, *, count: Any, log
     weights = ops.cast(everywhere if shown is None else shown, probability)
     if tuple(groups.shape) == shape:
         members = _of_labels(function, ops, groups, count, shown, probability)
-    elif tuple(groups.shape[:-1]) == shape and groups.shape[-1]:
+    elif tuple(groups.shape[:-1]) == shape and groups.shape[-1] > 1:
         if count is not None and count != groups.shape[-1]:
             raise OptionError(function, "count", count, f"None or {groups.shape[-1]}, as groups has columns")
         members = hide(ops, ops.cast(ops.upcast(function, groups), probability), shown)
         members = _checked(function, ops, members, members < 0, "groups", "numbers of at least 0")
     else:
+        # With one column nothing would be compared, and the value be 0 for ever.
         raise ShapeError(
             f"{function}: groups has shape {tuple(groups.shape)}; expected {shape}, the number of a group for each "
-            f"row of p, or {(*shape, 'groups')}, how much each row is of each group"
+            f"row of p, or {(*shape, 'groups')}, how much each row is of each of two groups or more"
         )
     known = None
     if labels is not None:
@@ -79,6 +80,11 @@ def batch_of(function: str, p: Any, labels: Any, groups: Any, *, count: Any, log
 
 
 def _of_labels(function: str, ops: Backend, groups: Any, count: Any, shown: Any, like: Any) -> Any:
+    if getattr(groups.dtype, "kind", None) in ("S", "U", "O"):
+        expected = (
+            "whole numbers: number the names of groups once, for all data, as np.unique(…, return_inverse=True) does"
+        )
+        raise BackendError(f"{function}: groups has dtype {groups.dtype}; expected {expected}")
     if "bool" not in str(groups.dtype):
         groups = ops.indices(function, "groups", groups)
     if shown is not None:

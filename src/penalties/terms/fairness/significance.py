@@ -1,5 +1,6 @@
 """Whether groups differ by more than chance: a permutation test (Fisher, 1935)."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ def p_value(statistic: Callable[[Any], Any], members: Any, strata: Any, *, permu
     - `strata`: whole numbers, (rows,); groups are dealt out among rows of one stratum alone.
     """
     observed = statistic(members[None])[0]
+    if math.isnan(observed):
+        # Nothing is as large as NaN: it would be the most significant of all.
+        return math.nan
     orders = _orders(strata, members, permutations, seed)
     # The same gap, added up in another order, counts as large.
     at_least = sum(int((statistic(members[order]) >= observed - 1e-12).sum()) for order in orders)

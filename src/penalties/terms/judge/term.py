@@ -1,7 +1,7 @@
 """The term: the mean score of samples by a classifier of Transformers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ...functional.options import check_choice, check_count, check_flag, check_n
 from ...pipeline.evaluation import Evaluation
 from ...pipeline.kinds import described, is_row
 from ...training.libraries import library
-from ..sampled import score_gradient
+from ..sampled import check_unread, score_gradient
 from .loading import OWNER, load_model, load_tokenizer
 from .reading import batches, encode, lengths
 
@@ -21,6 +21,8 @@ __all__ = ["Judge"]
 
 _GRADIENTS = ("none", "score", "straight-through")
 _SCORES = ("logit", "probability", "logprob")
+_MOST: Final = 1.01
+"""What rounding in half precision may make of a probability of 1."""
 
 
 class Judge:
@@ -102,6 +104,7 @@ class Judge:
 
     def __call__(self, samples: Any, logprobs: Any = None, mask: Any = None) -> Evaluation:
         """The value, the gradient and the metrics."""
+        check_unread(OWNER, self._gradient, logprobs=logprobs, mask=mask)
         if self._gradient == "straight-through":
             return self._straight_through(samples, mask)
         module = self._module()
@@ -109,7 +112,9 @@ class Judge:
         scores = self._scores(module, encoded.ids)
         gradient = None
         if self._gradient == "score":
-            gradient = {"logprobs": score_gradient(OWNER, self._sign * scores, logprobs, baseline=self._baseline)}
+            losses = self._sign * scores
+            at = score_gradient(OWNER, losses, logprobs, baseline=self._baseline, discrete=True)
+            gradient = {"logprobs": at}
         return Evaluation(self._sign * float(scores.mean()), gradient, self._metrics(scores, encoded.truncated))
 
     def __repr__(self) -> str:
@@ -154,9 +159,11 @@ class Judge:
         vocabulary = module.get_input_embeddings().weight.shape[0]
         for number, one in enumerate(ids):
             if not 0 <= min(one) <= max(one) < vocabulary:
-                raise OptionError(
-                    OWNER, f"samples[{number}]", one, f"token ids of the judge, from 0 to {vocabulary - 1}"
+                wrong = min(one) if min(one) < 0 else max(one)
+                expected = (
+                    f"token ids of the judge, from 0 to {vocabulary - 1}, by its own tokenizer and without padding"
                 )
+                raise OptionError(OWNER, f"samples[{number}]", wrong, expected)
         padding = module.config.pad_token_id
         found = np.empty(len(ids))
         with torch.no_grad():
@@ -193,7 +200,9 @@ class Judge:
             # Nothing is padded: models that look for the last token cannot see it among vectors.
             most = 1 if module.config.pad_token_id is None else self._batch
             for rows in batches(sizes, most, padding=False):
-                likeliest = samples[rows, : sizes[rows[0]]].detach().argmax(-1).to(module.device)
+                part = samples[rows, : sizes[rows[0]]].detach()
+                _check_probabilities(part)
+                likeliest = part.argmax(-1).to(module.device)
                 weight = embedding.weight.detach()
                 hard = torch.nn.functional.one_hot(likeliest, vocabulary).to(weight.dtype).requires_grad_()
                 # The value is that of the tokens as the model embeds them, whatever it does with a vector.
@@ -243,3 +252,11 @@ def _finite(scores: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
         worst = float(scores[~np.isfinite(scores)][0])
         raise NonFiniteError.of(worst, f"{OWNER}: a score is {worst}; expected finite numbers: try a wider dtype")
     return scores
+
+
+def _check_probabilities(samples: "torch.Tensor") -> None:
+    """Logits have a likeliest token too, but slopes would be passed on to what is no probability."""
+    least, most = (float(one) for one in samples.aminmax())
+    if not 0 <= least <= most <= _MOST:
+        wrong = most if least >= 0 else least
+        raise OptionError(OWNER, "samples", wrong, "probabilities from 0 to 1, such as logits.softmax(-1)")

@@ -33,6 +33,8 @@ class Plan:
     """Facts that the base confirms or contradicts, and instances of rules."""
     unknown: int
     """Facts that the base says nothing about, and instances whose head nobody knows."""
+    idle: int
+    """Rules that cannot be broken here: neither the base nor the facts have one of their relations."""
     hits: int
     queries: int
 
@@ -75,6 +77,7 @@ def made(
     subjects = dict.fromkeys(subject for subject, _, _ in facts)
     found = [one for rule in rules for one in instances(rule, candidates, subjects, asked, assumed)]
     broken = sorted((one for one in found if one is not None), key=_order)
+    there = {*relations, *by_relation}
     certain, impossible = len(facts), len(facts) + 1
     width = max((len(atoms) for atoms, _ in broken), default=0)
     bodies = [[*sorted(atoms), *[certain] * (width - len(atoms))] for atoms, _ in broken]
@@ -85,6 +88,7 @@ def made(
         subjects=len(subjects),
         checked=confirmed + len(contradicted) + len(broken),
         unknown=unknown + len(found) - len(broken),
+        idle=sum(not there.issuperset((*rule.body, rule.head)) for rule in rules),
         hits=asked.hits,
         queries=asked.queries,
     )

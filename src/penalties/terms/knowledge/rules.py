@@ -69,6 +69,13 @@ class Assumptions:
 
     def contradict(self, relation: str, known: frozenset[Thing]) -> bool:
         """Whether an object that is not among those that are known is wrong."""
+        if relation in self.functional and len(known) > 1:
+            shown = ", ".join(sorted(map(str, known))[:3])
+            expected = (
+                f"relations with one object for each subject: the base has {len(known)} for one, such as {shown}; "
+                "turn it round, or declare it closed= instead, if the base has all of them"
+            )
+            raise OptionError("Knowledge", "functional", relation, expected)
         return relation in self.closed or (relation in self.functional and bool(known))
 
 

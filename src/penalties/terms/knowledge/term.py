@@ -20,6 +20,9 @@ from .rules import Assumptions, Rule
 
 __all__ = ["Knowledge"]
 
+_MOST: Final = 1 + 1e-4
+"""What rounding may make of a probability of 1."""
+
 _PLANS: Final = 64
 """Lists of facts whose plan is kept."""
 
@@ -38,11 +41,12 @@ class Knowledge:
     or a list, which is checked at each call.
 
     Metrics: `violated`, the contradictions that the model believes with more than ½; `checked` and `unknown`, how many
-    facts and instances of rules could be decided and could not; `hits`, lookups that the cache answered, and `queries`,
-    those that the base did.
+    facts and instances of rules could be decided and could not; `idle`, rules with a relation that neither the base nor
+    the facts have; `hits`, lookups that the cache answered, and `queries`, those that the base did.
 
     - `base`: a `Graph`, a `Database`, or your own `Base`.
-    - `functional`: relations with one object for each subject: another one than the base's is a contradiction.
+    - `functional`: relations with one object for each subject: another one than the base's is a contradiction. If the
+      base has several, that is an error.
     - `closed`: relations of which the base has every fact: what it does not have is a contradiction.
     - `rules`: a `Rule` each, over relations of the base and of the model.
     - `reduction`: "sum", or "mean" over the subjects of the facts.
@@ -105,6 +109,8 @@ class Knowledge:
         x = ops.upcast(NAME, p).reshape(-1)
         if ops.at_hand(x):
             _check_probabilities(x)
+        else:
+            x = x * ops.cast(ops.where((x < 0) | (x > _MOST), math.nan, 1.0), x)
         given = facts if isinstance(facts, Facts) else _facts(facts)
         if len(given) != x.shape[0]:
             raise ShapeError(f"{NAME}: {len(given)} facts and {x.shape[0]} probabilities; expected one for each fact")
@@ -118,6 +124,7 @@ class Knowledge:
             "violated": _violations(ops, believed, plan),
             "checked": plan.checked,
             "unknown": plan.unknown,
+            "idle": plan.idle,
             "hits": plan.hits + plan.queries if kept else plan.hits,
             "queries": 0 if kept else plan.queries,
         }
@@ -166,7 +173,7 @@ def _relations(option: str, names: Any, known: Collection[str]) -> frozenset[str
 
 def _check_probabilities(x: Any) -> None:
     """Logits would give a number too."""
-    wrong = ~((x >= 0) & (x <= 1 + 1e-4))
+    wrong = ~((x >= 0) & (x <= _MOST))
     if wrong.any():
         worst = float(x[wrong][0])
         message = f"{NAME}: p holds {worst:g}; expected probabilities from 0 to 1, such as logits.softmax(-1)"

@@ -58,6 +58,7 @@ def target_betti(
     filtering = Filtering(_NAME, filtration, tuple(sorted(targets)), max_edge_length, batched)
     wanted = check_number(_NAME, "size", size, "a finite number above 0", POSITIVE)
     p = check_number(_NAME, "power", power, "a finite number of at least 1", 1.0)
+    _check_possible(filtering, x, targets)
 
     def score(found: Persistence) -> Score:
         value, slopes = 0.0, np.zeros_like(found.birth)
@@ -77,6 +78,17 @@ def target_betti(
         return Score(value, -slopes, slopes)
 
     return filtering.evaluation(x, score, visible=wanted / 2 if visible is None else longer(_NAME, "visible", visible))
+
+
+def _check_possible(filtering: Filtering, x: Any, targets: Mapping[int, int]) -> None:
+    """Raise for a feature that no input of this shape has: the value would be the same for all, without a gradient."""
+    shape: tuple[int, ...] = tuple(getattr(x, "shape", ()))
+    if filtering.filtration == "rips" or not shape:
+        return
+    axes = shape[-1] if filtering.filtration == "alpha" else len(shape) - filtering.batched
+    if any(target > 0 and k >= axes > 0 for k, target in targets.items()):
+        expected = f'targets of dimensions below {axes}: "{filtering.filtration}" of {shape} has no others'
+        raise OptionError(_NAME, "betti", dict(targets), expected)
 
 
 def _targets(betti: Any) -> dict[int, int]:

@@ -14,7 +14,7 @@ from ...errors import OptionError, ShapeError
 from ...functional.options import POSITIVE, check_choice, check_count, check_flag, check_number
 from ...pipeline.evaluation import Evaluation
 from ...pipeline.kinds import is_mapping
-from ..sampled import score_gradient
+from ..sampled import check_unread, score_gradient
 from .contract import plain
 from .endpoint import Answers, Endpoint, Limits
 from .loop import submit
@@ -132,6 +132,7 @@ class Validation:
         self._forget()
 
     async def _evaluate(self, samples: Any, logprobs: Any, relaxed: Any) -> Evaluation:
+        check_unread(_NAME, self._gradient, logprobs=logprobs, relaxed=relaxed)
         items = plain(samples)
         if not items:
             raise ShapeError(f"{_NAME}: there are no samples; expected at least one")
@@ -145,7 +146,8 @@ class Validation:
         found = np.array([np.nan if result is None else result.penalty for result in answers.results])
         gradient: dict[str, Any] | None = None
         if self._gradient == "score":
-            at = score_gradient(_NAME, found, logprobs, baseline=self._baseline, known=known)
+            texts = all(isinstance(item, str) for item in items)
+            at = score_gradient(_NAME, found, logprobs, baseline=self._baseline, discrete=texts, known=known)
             gradient = {"logprobs": at}
         elif slopes:
             at = np.zeros(np.shape(items))
@@ -199,7 +201,8 @@ def _checked_url(endpoint: Any) -> tuple[str, str]:
     except ValueError:
         raise OptionError(_NAME, "endpoint", "…", expected) from None
     # Nothing else is shown of an address that is not one: a password may be anywhere in it.
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    written = endpoint.isprintable() and " " not in endpoint
+    if not written or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise OptionError(_NAME, "endpoint", "…", expected)
     return endpoint, f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
