@@ -103,6 +103,18 @@ class TestDraws:
         np.testing.assert_array_equal(first, again)
         assert (first[0] != first[1]).any()
 
+    def test_differ_from_those_of_a_function_that_draws_by_the_step(self) -> None:
+        tried: list[Any] = []
+
+        def noisy(x: Any, *, step: int) -> float:
+            tried.append((x, np.random.default_rng(step).standard_normal(x.shape)))
+            return float(x.sum())
+
+        pipeline = pn.Pipeline([pn.EvolutionStrategies(pn.Term(noisy), population=2, sigma=1.0)])
+        pipeline.value_and_grad(POINT, step=5)
+        moved, noise = tried[1]
+        assert (abs(moved - POINT - noise) > 1e-3).all()
+
     def test_seed_is_another_draw(self, estimator: Any) -> None:
         found = [gradients(pn.Pipeline([estimator(pn.Term(quadratic), seed=seed)]), POINT, 1) for seed in (0, 1)]
         assert (found[0] != found[1]).any()
@@ -201,6 +213,16 @@ class TestCalls:
         out = pn.Pipeline([estimator(pn.Term(remembered))]).value_and_grad(POINT, step=0, state={"remembered": 4})
         assert out.state == {"remembered": 5}
         assert out["remembered"].metrics["at"] == POINT[0]
+
+    def test_torch_compile_says_why_it_cannot(self, estimator: Any) -> None:
+        if TORCH not in LIBRARIES:
+            pytest.skip("needs PyTorch")
+        import torch
+
+        pipeline = pn.Pipeline([estimator(pn.Term(pn.l2))])
+        compiled = torch.compile(lambda x: pipeline(x, step=3).total, backend="eager", fullgraph=True)
+        with pytest.raises(Exception, match=r"SPSA and EvolutionStrategies draw .* outside of torch\.compile"):
+            compiled(TORCH.array(POINT).requires_grad_())
 
     def test_inside_a_running_mean(self, estimator: Any) -> None:
         pipeline = pn.Pipeline([pn.EMA(estimator(pn.Term(quadratic)), decay=0.75)])
