@@ -86,6 +86,14 @@ class TestEstimate:
         term = pn.EvolutionStrategies(pn.Term(lambda x: 3.0, name="flat"), ranks=True)
         close(gradients(pn.Pipeline([term]), POINT, 1), np.zeros((1, 3)))
 
+    def test_ranks_do_not_hide_nan(self, library: Any) -> None:
+        def broken(x: Any) -> float:
+            return math.nan if float(x[0]) > POINT[0] + 1e-3 else 1.0
+
+        term = pn.EvolutionStrategies(pn.Term(broken), ranks=True)
+        out = pn.Pipeline([term]).value_and_grad(library.array(POINT), step=0, wrt="input")
+        assert np.isnan(library.numpy(out.gradient)).all()
+
     def test_half_precision_is_perturbed_in_full(self) -> None:
         if TORCH not in LIBRARIES:
             pytest.skip("needs PyTorch")
