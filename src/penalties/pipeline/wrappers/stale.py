@@ -181,7 +181,8 @@ def Stale(term: Term, steps: int, wrt: str | tuple[str, ...] | list[str]) -> Ter
 
     A gradient is reused only at the inputs that `wrt` names, of which you say that they stay between steps. It is an
     error if their shapes change, if one of them is computed anew, as activations are, or if another input requires a
-    gradient. Inputs of data may change: a reused value and gradient are those of the data they were computed from.
+    gradient. One that is not finite is not reused. Inputs of data may change: a reused value and gradient are those of
+    the data they were computed from.
 
     - `steps`: how many steps a gradient is reused for.
     - `wrt`: the inputs that stay, such as `"params"`.
