@@ -72,6 +72,27 @@ def test_the_state_comes_before_the_path(tmp_path: Path) -> None:
         pn.save_state(str(tmp_path / "state"), {"a": 1})
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1 + 1j]),
+        np.array(["a"]),
+        np.array([1.0], np.longdouble),
+        np.array(["2026-01-01"], "datetime64[D]"),
+        np.ma.array([1.0], mask=[True]),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_an_array_that_would_come_back_as_another_is_an_error(array: Any, tmp_path: Path) -> None:
+    with pytest.raises(pn.TermError, match=r"state\.a: holds a .* of .*; expected numbers of at most 64 bits"):
+        pn.save_state({"a": array}, tmp_path / "state")
+
+
+def test_numbers_are_kept_whatever_the_order_of_their_bytes(tmp_path: Path) -> None:
+    pn.save_state({"a": np.array([1 / 3], ">f8")}, tmp_path / "state")
+    assert pn.load_state(tmp_path / "state")["a"].tolist() == [1 / 3]
+
+
 def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path) -> None:
     pn.save_state({"a": 1}, tmp_path / "state")
     with pytest.raises(pn.TermError, match=r"state\.b: holds an object; state is saved as"):

@@ -40,6 +40,7 @@ def test_every_built_in_has_a_scope(name: str) -> None:
         (pn.Term(pn.gradient_penalty), "mean"),
         (pn.EMA(pn.Term(pn.l2)), "sum"),
         (pn.EMA(pn.Normalized(pn.Term(pn.gradient_penalty))), "mean"),
+        (pn.ScoreFunction(pn.Term(lambda samples: samples, name="judge"), "logprobs"), "mean"),
         (pn.EMA(pn.Term(own, scope="sum")), "sum"),
         (pn.Term(reducing), "mean"),
         (pn.Term(reducing, options={"reduction": "sum"}), "sum"),

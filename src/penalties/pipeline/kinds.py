@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-__all__ = ["compiling", "described", "is_mapping", "is_number", "is_row"]
+__all__ = ["compiling", "described", "is_dense", "is_mapping", "is_number", "is_row"]
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[Any, Any]]:
@@ -22,6 +22,14 @@ def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether this is a number, such as a Python number or a NumPy scalar. True and False are not."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def is_dense(array: Any) -> bool:
+    """Whether an array is its elements: not sparse, quantized or nested, nor with a mask that hides some."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return not isinstance(array, np.ma.MaskedArray)
+    return array.layout == torch.strided and not array.is_quantized and not array.is_nested
 
 
 def described(value: Any) -> str:

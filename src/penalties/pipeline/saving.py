@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -12,7 +13,7 @@ import numpy as np
 from ..backends import owner
 from ..errors import InputError, MissingLibraryError, OptionError, PenaltiesError, TermError, said
 from ..files import write_atomically
-from .kinds import described, is_mapping, is_row
+from .kinds import described, is_dense, is_mapping, is_row
 
 __all__ = ["load_state", "pack_state", "save_state", "unpack_state"]
 
@@ -27,6 +28,8 @@ _DTYPES: Final = (
     *("float16", "float32", "float64", "complex64"),
 )
 """Dtypes that NumPy and safetensors have in common."""
+_NARROW: Final = ("bfloat16", "float8_", "float6_", "float4_", "int2", "int4", "uint2", "uint4")
+"""What dtypes of other libraries begin with whose numbers are all in float32."""
 
 
 def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -129,9 +132,9 @@ def _packed(where: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> 
     """JSON for a state; arrays go to `arrays`, and leave behind what it takes to make them again."""
     ops = owner(value)
     if ops is not None:
-        name, dtype = str(len(arrays)), str(value.dtype).rpartition(".")[2]
-        plain = ops.read([value])[0] if ops.LIBRARY != "NumPy" else value
-        arrays[name] = np.array(plain, dtype=dtype if dtype in _DTYPES else "float32", order="C")
+        name = str(len(arrays))
+        dtype: str = getattr(value.dtype, "name", None) or str(value.dtype).rpartition(".")[2]
+        arrays[name] = _numbers(where, value, dtype)
         # What NumPy does not have, such as bfloat16, is written wider and made narrow again.
         narrow = {} if dtype in _DTYPES else {"dtype": dtype}
         return {"array": name, "library": _LIBRARIES[ops.LIBRARY], **narrow}
@@ -148,6 +151,19 @@ def _packed(where: str, value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> 
     raise TermError(
         where, f"holds {described(value)}; state is saved as arrays, numbers, strings, lists, tuples and dicts of them"
     )
+
+
+def _numbers(where: str, array: Any, dtype: str) -> "np.ndarray[Any, Any]":
+    """The elements of an array, in its dtype, or in float32 for a narrower one that NumPy does not have."""
+    torch = sys.modules.get("torch")
+    narrow = dtype.startswith(_NARROW)
+    if not is_dense(array) or not (narrow or dtype in _DTYPES):
+        which = dtype if is_dense(array) else "sparse, masked, quantized or nested elements"
+        raise TermError(where, f"holds {described(array)} of {which}; expected numbers of at most 64 bits")
+    if torch is not None and isinstance(array, torch.Tensor):
+        tensor: Any = array.detach().cpu().resolve_conj().resolve_neg()
+        array = (tensor.float() if narrow else tensor).numpy()
+    return np.array(array, dtype="float32" if narrow else dtype, order="C")
 
 
 def _unpacked(packed: Mapping[str, Any], made: Callable[[Mapping[str, Any]], Any]) -> Any:

@@ -33,8 +33,8 @@ def scope_of(term: Term) -> Scope | None:
         return "step"
     fn: Any = term.fn
     while isinstance(fn, Wrapper):
-        if fn.kind == "normalized":
-            # Of about the same size in each part, whatever it divides.
+        if fn.kind in ("normalized", "score_function"):
+            # Of about the same size in each part, whatever it divides; a mean over samples.
             return "mean"
         fn = fn.term.fn
     if term.reduction in ("mean", "sum"):

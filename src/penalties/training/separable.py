@@ -8,6 +8,8 @@ import numpy as np
 from ..functional.penalty import Facts, facts_of
 from ..pipeline import Pipeline, Term
 from ..pipeline.binding import Enclosing
+from ..pipeline.wrappers.running import Average, Scaled
+from ..pipeline.wrappers.wrapper import Wrapper
 from .packing import FLAT, LOGITS, PACKED, Unpacked, is_local, likeliest_of
 from .shares import Known, Merge, Shares, positions, sequences, shares_of
 
@@ -100,6 +102,8 @@ def _rule(term: Term, references: Mapping[str, bool], candidates: bool) -> Rule 
     inner = term.fn.term if isinstance(term.fn, Unpacked) else term
     # Of the likeliest tokens of a reference, every position has several too.
     candidates = candidates or reads_likeliest(term)
+    if isinstance(inner.fn, Wrapper) and not isinstance(inner.fn, Average | Scaled):
+        return Whole(f"{inner.fn.title} goes around it", "accept the second forward")
     if isinstance(inner.fn, Enclosing) or inner.takes_state:
         return Whole("it keeps state", "leave the state out")
     if term.runs != "inline" or term.asynchronous:

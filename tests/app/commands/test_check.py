@@ -365,6 +365,10 @@ class TestParts:
                 '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "ema" }]',
                 "term.l1: {}it keeps state",
             ),
+            (
+                '[[term]]\nfn = "l1"\ninputs = "logprobs"\nwrap = [{ kind = "straight_through" }]',
+                "term.l1: {}StraightThrough goes around it; accept the second forward",
+            ),
         ],
     )
     def test_what_needs_one_is_named_with_a_remedy(self, run: Run, tmp_path: Path, more: str, said: str) -> None:

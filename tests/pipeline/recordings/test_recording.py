@@ -13,6 +13,10 @@ from tests.libraries import JAX, LIBRARIES, TORCH, close
 from .failing import drawn, fails, remembers
 
 
+def unequal(x: Any) -> Any:
+    raise ValueError("they differ")
+
+
 def failed(pipeline: pn.Pipeline, *inputs: Any, **named: Any) -> Any:
     """The error of a call."""
     with pytest.raises(pn.PenaltiesError) as found:
@@ -171,6 +175,12 @@ class TestWhatIsRecorded:
         assert error.__notes__ == [note]
         assert not list(tmp_path.iterdir())
 
+    def test_strings_and_lists_count_too(self, tmp_path: Path) -> None:
+        with pn.recording(tmp_path, max_bytes=10_000):
+            error = failed(pn.Pipeline([pn.Term(unequal, inputs="x")]), x=["word"] * 1000)
+        assert error.__notes__[0].startswith("not recorded: InputError: its inputs and state take ")
+        assert not list(tmp_path.iterdir())
+
     def test_failing_to_write_does_not_hide_the_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("notes")
         with pn.recording(tmp_path / "file"):
@@ -213,6 +223,17 @@ class TestWhatIsMissing:
         path = recorded(tmp_path / "other", other, np.array([3.0]))
         with pytest.raises(pn.InputError, match="does not name the functions of its terms"):
             pn.replay(path)
+
+    def test_array_that_cannot_be_written_is_passed_again(self, tmp_path: Path) -> None:
+        inputs: list[Any] = [np.array(["a", "b"])]
+        if TORCH in LIBRARIES:
+            import torch
+
+            inputs.append(torch.eye(2).to_sparse())
+        for index, given in enumerate(inputs):
+            path = recorded(tmp_path / str(index), pn.Pipeline([unequal]), x=given)
+            with pytest.raises(pn.InputError, match=r'the input "x" was not recorded \(.*expected numbers'):
+                pn.replay(path, pn.Pipeline([unequal]))
 
     def test_input_that_is_not_data_is_passed_again(self, tmp_path: Path) -> None:
         def counted(x: Any, data: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penalties as pn
+from penalties.pipeline.wrappers.cached import _source
 from penalties.pipeline.wrappers.content import ContentError, digest_of
 from penalties.pipeline.wrappers.store import Store
 from tests.libraries import JAX, LIBRARIES, TORCH, close
@@ -47,6 +48,18 @@ class TestTerm:
         for term in cached * 2:
             pn.Pipeline([term])(np.ones(2))
         assert len(functions.calls) == len(entries(tmp_path)) == 4
+
+    def test_version_of_this_library_is_a_part_of_the_key_of_its_penalties(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        def keys() -> list[str]:
+            return [_source.__wrapped__(fn) for fn in (pn.l2, counted)]
+
+        before = keys()
+        monkeypatch.setattr(pn, "__version__", "another")
+        after = keys()
+        assert before[0] != after[0]
+        assert before[1] == after[1]
 
     def test_draws_and_steps_are_parts_of_the_key(self, tmp_path: Path) -> None:
         term = pn.Cached(pn.Term("orthogonality", options={"sample_size": 2, "seed": 3}), tmp_path)
@@ -284,11 +297,30 @@ class TestDigest:
         model = pydantic.create_model("Model", a=(int, 1))
         assert digest_of(model(a=1)) == digest_of(model(a=1)) != digest_of(model(a=2))
 
+    def test_tensors_that_are_not_their_elements_have_none(self) -> None:
+        if TORCH not in LIBRARIES:
+            pytest.skip("needs PyTorch")
+        import torch
+
+        with pytest.raises(ContentError, match="it holds a Tensor that is sparse, masked"):
+            digest_of(torch.eye(2).to_sparse())
+        imaginary = torch.tensor([1 + 2j]).conj().imag
+        assert digest_of(imaginary) == digest_of(torch.tensor([-2.0]))
+
+    def test_keys_of_jax_have_none(self) -> None:
+        if JAX not in LIBRARIES:
+            pytest.skip("needs JAX")
+        import jax
+
+        with pytest.raises(ContentError, match="holds an array of key<fry>; expected numbers"):
+            digest_of(jax.random.key(0))
+
     @pytest.mark.parametrize(
         ("value", "message"),
         [
             ([1, Point()], r"\[1\] holds a Point; expected arrays"),
             ({"a": np.array([Point()])}, r"\['a'\] holds an array of objects; expected numbers"),
+            (np.ma.array([1.0], mask=[True]), "it holds a MaskedArray that is sparse, masked, quantized or nested"),
         ],
     )
     def test_others_have_none(self, value: Any, message: str) -> None:

@@ -86,6 +86,14 @@ class TestEstimate:
         term = pn.EvolutionStrategies(pn.Term(lambda x: 3.0, name="flat"), ranks=True)
         close(gradients(pn.Pipeline([term]), POINT, 1), np.zeros((1, 3)))
 
+    def test_ranks_do_not_hide_nan(self, library: Any) -> None:
+        def broken(x: Any) -> float:
+            return math.nan if float(x[0]) > POINT[0] + 1e-3 else 1.0
+
+        term = pn.EvolutionStrategies(pn.Term(broken), ranks=True)
+        out = pn.Pipeline([term]).value_and_grad(library.array(POINT), step=0, wrt="input")
+        assert np.isnan(library.numpy(out.gradient)).all()
+
     def test_half_precision_is_perturbed_in_full(self) -> None:
         if TORCH not in LIBRARIES:
             pytest.skip("needs PyTorch")
@@ -102,6 +110,18 @@ class TestDraws:
         first, again = gradients(pipeline, POINT, 2), gradients(pipeline, POINT, 2)
         np.testing.assert_array_equal(first, again)
         assert (first[0] != first[1]).any()
+
+    def test_differ_from_those_of_a_function_that_draws_by_the_step(self) -> None:
+        tried: list[Any] = []
+
+        def noisy(x: Any, *, step: int) -> float:
+            tried.append((x, np.random.default_rng(step).standard_normal(x.shape)))
+            return float(x.sum())
+
+        pipeline = pn.Pipeline([pn.EvolutionStrategies(pn.Term(noisy), population=2, sigma=1.0)])
+        pipeline.value_and_grad(POINT, step=5)
+        moved, noise = tried[1]
+        assert (abs(moved - POINT - noise) > 1e-3).all()
 
     def test_seed_is_another_draw(self, estimator: Any) -> None:
         found = [gradients(pn.Pipeline([estimator(pn.Term(quadratic), seed=seed)]), POINT, 1) for seed in (0, 1)]
@@ -201,6 +221,16 @@ class TestCalls:
         out = pn.Pipeline([estimator(pn.Term(remembered))]).value_and_grad(POINT, step=0, state={"remembered": 4})
         assert out.state == {"remembered": 5}
         assert out["remembered"].metrics["at"] == POINT[0]
+
+    def test_torch_compile_says_why_it_cannot(self, estimator: Any) -> None:
+        if TORCH not in LIBRARIES:
+            pytest.skip("needs PyTorch")
+        import torch
+
+        pipeline = pn.Pipeline([estimator(pn.Term(pn.l2))])
+        compiled = torch.compile(lambda x: pipeline(x, step=3).total, backend="eager", fullgraph=True)
+        with pytest.raises(Exception, match=r"SPSA and EvolutionStrategies draw .* outside of torch\.compile"):
+            compiled(TORCH.array(POINT).requires_grad_())
 
     def test_inside_a_running_mean(self, estimator: Any) -> None:
         pipeline = pn.Pipeline([pn.EMA(estimator(pn.Term(quadratic)), decay=0.75)])

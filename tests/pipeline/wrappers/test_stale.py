@@ -76,6 +76,47 @@ class TestReuse:
         second = made.value_and_grad(w=w, data=TORCH.array(np.zeros((3, 2))), step=1, state=first.state)
         close(TORCH.numpy(second.gradient["w"]), TORCH.numpy(first.gradient["w"]))
 
+    def test_gradient_is_not_reused_for_a_parameter_that_was_frozen(self) -> None:
+        if TORCH not in LIBRARIES:
+            pytest.skip("needs PyTorch")
+        params = {"p0": TORCH.array([3.0]).requires_grad_(), "p1": TORCH.array([5.0])}
+        state = pipeline().value_and_grad(params=params, step=0).state
+        params["p1"].requires_grad_()
+        out = pipeline().value_and_grad(params=params, step=1, state=state)
+        close(TORCH.numpy(out.gradient["params"]["p1"]), [5.0])
+        params["p0"].requires_grad_(False)
+        again = pipeline().value_and_grad(params=params, step=2, state=out.state)
+        assert again.metrics()["squares/age"] == 1.0
+
+    @pytest.mark.parametrize("bad", ["value", "gradient"])
+    def test_what_is_not_finite_is_not_reused(self, bad: str) -> None:
+        def once(x: Any, *, step: int) -> Any:
+            wrong = np.inf if step == 0 else 1.0
+            return pn.Evaluation(
+                (x**2).sum() * (wrong if bad == "value" else 1.0),
+                gradient={"x": 2 * x * (wrong if bad == "gradient" else 1.0)},
+            )
+
+        made = pn.Pipeline([pn.Stale(pn.Term(once), steps=9, wrt="x")])
+        state = made.value_and_grad(np.array([2.0]), step=0).state
+        out = made.value_and_grad(np.array([3.0]), step=1, state=state)
+        close(out.gradient, [6.0])
+        assert made.value_and_grad(np.array([3.0]), step=2, state=out.state).metrics()["once/age"] == 1.0
+
+    def test_state_may_come_from_another_device_or_library(self, tmp_path: Path) -> None:
+        if TORCH not in LIBRARIES:
+            pytest.skip("needs PyTorch")
+        import torch
+
+        state = pipeline().value_and_grad(params=parameters(TORCH, 1.0), wrt="params", step=0).state
+        there = {"p0": torch.empty(2, device="meta", requires_grad=True)}
+        out = pipeline().value_and_grad(params=there, step=1, state=state)
+        assert out["squares"].value.device.type == "meta"
+        pn.save_state(state, tmp_path / "state")
+        loaded = pn.load_state(tmp_path / "state", library="numpy")
+        with torch.no_grad():
+            assert float(pipeline()(params=parameters(TORCH, 7.0), step=1, state=loaded).total) == 1.0
+
     def test_value_without_a_gradient_is_not_reused_for_training(self) -> None:
         if TORCH not in LIBRARIES:
             pytest.skip("needs PyTorch")

@@ -34,6 +34,11 @@ class TestValue:
         close(seen_by(library, shifted, [1.0]), [0.5])
         close(seen_by(library, "tests.pipeline.wrappers.functions:shifted", [1.0]), [0.5])
 
+    @pytest.mark.parametrize("name", ["round", "sign", "argmax"])
+    def test_nan_is_not_hidden(self, library: Any, name: str) -> None:
+        term = pn.StraightThrough(pn.Term(pn.l2), name)
+        assert np.isnan(float(pn.Pipeline([term])(library.array([0.5, np.nan, 0.2])).read().total))
+
     def test_is_exact_in_low_precision(self) -> None:
         if TORCH not in LIBRARIES:
             pytest.skip("needs PyTorch")

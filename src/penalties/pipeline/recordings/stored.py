@@ -16,7 +16,7 @@ from ...backends import owner
 from ...errors import InputError, NonFiniteError, PenaltiesError, TermError, said
 from ...files import new_folder, read_plain
 from ..inputs import INPUT, CallInputs
-from ..kinds import is_mapping, is_row
+from ..kinds import is_dense, is_mapping, is_row
 from ..saving import pack_state, unpack_state
 from ..targets import Gradients
 
@@ -69,9 +69,9 @@ class Recorded(NamedTuple):
 def store(error: TermError | NonFiniteError, call: Call, path: Path, max_bytes: int) -> Path:
     """Write a call to a new folder."""
     read = _read(call)
-    size = sum(array.nbytes for array in trees.arrays([read, dict(call.state or {})]))
-    if size > max_bytes:
-        raise InputError(f"its inputs and state take {size} bytes; recording(max_bytes={max_bytes})")
+    _check_size(
+        sum(array.nbytes for array in trees.arrays([read, dict(call.state or {})]) if is_dense(array)), max_bytes
+    )
     files: dict[str, bytes] = {}
     left_out: dict[str, str] = {}
     trained: dict[str, list[bool]] = {}
@@ -83,6 +83,8 @@ def store(error: TermError | NonFiniteError, call: Call, path: Path, max_bytes: 
         trained[name] = [bool(getattr(array, "requires_grad", False)) for array in trees.arrays(value)]
     rest = {"weights": call.weights, "step": call.step, "state": call.state}
     files[_REST] = pack_state(cast("dict[str, Any]", _packable(rest)))
+    # Strings and lists, too.
+    _check_size(sum(map(len, files.values())), max_bytes)
     config, no_config = _config(call)
     about = {
         "version": _VERSION,
@@ -136,6 +138,11 @@ def load(path: Path, device: Any = None) -> Recorded:
         raise
     except Exception as error:
         raise InputError(f"replay: {path} is not the folder of a recorded call ({said(error)})") from error
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise InputError(f"its inputs and state take {size} bytes; recording(max_bytes={most})")
 
 
 def _file(index: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...arrays import is_array
 from ...backends import owner
-from ..kinds import described, is_mapping
+from ..kinds import described, is_dense, is_mapping
 
 __all__ = ["ContentError", "digest_of"]
 
@@ -86,7 +86,13 @@ def _add_array(hasher: Any, where: str, array: Any) -> None:
     assert ops is not None, "it is an array"
     if ops.tracing(array):
         raise ContentError(_said(where, "holds an array without elements, inside a compiler"))
-    host = _host(array)
+    if not is_dense(array):
+        raise ContentError(_said(where, f"holds {described(array)} that is sparse, masked, quantized or nested"))
+    try:
+        host = _host(array)
+    except TypeError as error:
+        # Keys of JAX, for one.
+        raise ContentError(_said(where, f"holds an array of {array.dtype}; expected numbers")) from error
     if host.dtype.hasobject:
         raise ContentError(_said(where, "holds an array of objects; expected numbers"))
     kind = f"{ops.LIBRARY} {array.dtype} {tuple(array.shape)}"
@@ -99,8 +105,9 @@ def _host(array: Any) -> "np.ndarray[Any, Any]":
     if torch is None or not isinstance(array, torch.Tensor):
         return np.asarray(array)
     tensor: Any = array
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return (flat.resolve_conj() if flat.is_complex() else flat).view(torch.uint8).numpy()
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # One element counts as contiguous whatever its stride, and not for a view in another dtype.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
 
 
 def _said(where: str, what: str) -> str:

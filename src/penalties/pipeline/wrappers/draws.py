@@ -1,14 +1,20 @@
 """Random directions for the wrappers that try a term beside its inputs."""
 
 import math
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 
 from ...backends import Backend
 from ...functional.options import is_whole
 
-__all__ = ["Draws"]
+__all__ = ["Draws", "draws_of", "prepare"]
+
+_OWN: Final = 0x5E1F
+"""Folded into every seed: a function that has a seed of its own, perhaps the same number, draws from it by itself, and
+directions that are its noise would bias the estimate."""
 
 
 class Draws:
@@ -19,7 +25,7 @@ class Draws:
 
     def __init__(self, seed: Any) -> None:
         """Nothing is drawn yet."""
-        self._generator = np.random.default_rng(int(seed)) if is_whole(seed) else None
+        self._generator = np.random.default_rng((int(seed), _OWN)) if is_whole(seed) else None
         self._key: Any = seed
         self._drawn: int = 0
 
@@ -44,4 +50,29 @@ class Draws:
         import jax
 
         self._drawn += 1
-        return ops.uniform(jax.random.fold_in(self._key, self._drawn), count * math.prod(like.shape), like)
+        key = jax.random.fold_in(jax.random.fold_in(self._key, _OWN), self._drawn)
+        return ops.uniform(key, count * math.prod(like.shape), like)
+
+
+def _start(seed: Any) -> Draws:
+    return Draws(seed)
+
+
+_outside: Callable[[Any], Draws] | None = None
+
+
+def prepare() -> None:
+    """Say to torch.compile, where PyTorch is loaded, that draws are made outside of its graphs, and why."""
+    global _outside
+    torch = sys.modules.get("torch")
+    if _outside is None and torch is not None:
+        why = (
+            "SPSA and EvolutionStrategies draw from NumPy's generators, which cannot be in a graph: call the pipeline "
+            "outside of torch.compile"
+        )
+        _outside = torch.compiler.disable(_start, reason=why)
+
+
+def draws_of(seed: Any) -> Draws:
+    """New draws from a whole number or a key of JAX."""
+    return (_outside or _start)(seed)

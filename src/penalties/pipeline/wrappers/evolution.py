@@ -1,5 +1,6 @@
 """Evolution strategies: the gradient of a term smoothed by Gaussian noise."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -58,7 +59,8 @@ def _ranks(ops: Backend, some: Any, values: Any) -> Any:
     """How many of all values are below each of these, scaled to −½ … ½; equal ones share their ranks."""
     each = some[:, None]
     below = ops.where(each > values, 1.0, 0.0) - ops.where(each < values, 1.0, 0.0)
-    return ops.sum(below, 1) / (2.0 * (values.shape[0] - 1))
+    # NaN is neither below nor above any, and must not count as one in the middle.
+    return ops.where(some == some, ops.sum(below, 1) / (2.0 * (values.shape[0] - 1)), math.nan)
 
 
 def EvolutionStrategies(

@@ -13,7 +13,7 @@ from ..evaluate import compute, folded
 from ..evaluation import Evaluation
 from ..inputs import CallInputs
 from ..term import Term
-from .draws import Draws
+from .draws import Draws, draws_of, prepare
 from .wrapper import Wrapper, check_term, detached, is_estimated
 
 __all__ = ["Perturbing", "Tried", "check_estimable"]
@@ -54,6 +54,7 @@ class Perturbing(Wrapper):
     def __init__(self, term: Term, pairs: int, size: float, wrt: tuple[str, ...] | None, seed: int, **own: Any) -> None:
         """Check what both estimators have."""
         check_count(self.title, "seed", seed, 0)
+        prepare()
         self.pairs: int = pairs
         self.size: float = size
         self.wrt = wrt
@@ -119,7 +120,7 @@ class Perturbing(Wrapper):
         self, plain: CallInputs, flats: Mapping[str, trees.Flat], leaves: Sequence[_Leaf], step: Any, state: Any
     ) -> Iterator[Tried]:
         """The values on both sides of the inputs, some pairs at a time."""
-        draws = Draws(folded(self.seed, step))
+        draws = draws_of(folded(self.seed, step))
 
         def values_at(points: Sequence[Any]) -> Any:
             found = [

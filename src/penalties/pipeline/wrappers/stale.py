@@ -1,10 +1,11 @@
 """A slow term that is computed at some steps, and whose value and gradient are reused at those between."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import trees
-from ...backends import owner
+from ...backends import Backend, owner
 from ...errors import BackendError, OptionError, TermError
 from ...functional.options import check_count
 from ..evaluate import compute, evaluate_term
@@ -49,7 +50,8 @@ class Reused(Wrapper):
         wanted = self._wanted(given)
         step = int(step)
         forms = {name: _form(plain[name]) for name in self.names}
-        if state is not None and self._is_recent(state, step) and (state["gradient"] is not None or not wanted):
+        trained = {name: [is_estimated(array) for array in trees.arrays(given[name])] for name in self.names}
+        if state is not None and self._is_recent(state, step) and _covers(state["trained"], trained):
             if state["inputs"] != forms:
                 raise TermError(
                     self.term.name,
@@ -57,9 +59,10 @@ class Reused(Wrapper):
                     f"changed to {_listed(forms)}; expected inputs that stay the same, as parameters do: leave others "
                     f'out of wrt, or pass a state without "{self.term.name}"',
                 )
-            kept: dict[str, Any] = dict(state)
+            kept: dict[str, Any] = {**state, "value": _beside(state["value"], plain)}
         else:
-            kept = self._fresh(plain, wanted, step, None if state is None else state["inner"], forms)
+            kept = self._fresh(plain, wanted, step, None if state is None else state["inner"])
+            kept |= {"inputs": forms, "trained": trained}
         metrics = {**kept["metrics"], "age": step - kept["step"]}
         gradient = None
         if kept["gradient"] is not None:
@@ -69,7 +72,8 @@ class Reused(Wrapper):
         return Evaluation(kept["value"], gradient, metrics, kept)
 
     def _is_recent(self, state: Mapping[str, Any], step: int) -> bool:
-        return 0 <= step - int(state["step"]) <= self.steps
+        # A mean over micro-batches, of which one may not have been finite.
+        return 0 <= step - int(state["step"]) <= self.steps and float(state["finite"]) > 1.0 - 1e-6
 
     def _wanted(self, given: Mapping[str, Any]) -> list[str]:
         """The inputs that a gradient is wanted at; raises for one at which it could not be reused."""
@@ -90,9 +94,7 @@ class Reused(Wrapper):
                 )
         return [name for name in self.names if any(map(is_estimated, trees.arrays(given[name])))]
 
-    def _fresh(
-        self, plain: Mapping[str, Any], wanted: Sequence[str], step: int, inner: Any, forms: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _fresh(self, plain: Mapping[str, Any], wanted: Sequence[str], step: int, inner: Any) -> dict[str, Any]:
         ops = CallInputs.of(plain).ops
         by_hand = ops is None or ops.LIBRARY == "NumPy"
         if wanted and not by_hand:
@@ -111,9 +113,34 @@ class Reused(Wrapper):
             "gradient": gradient,
             "metrics": dict(found.metrics),
             "step": step,
-            "inputs": dict(forms),
+            "finite": float(_is_finite(library, found.value, gradient)),
             "inner": found.state,
         }
+
+
+def _covers(then: Mapping[str, Sequence[bool]], now: Mapping[str, Sequence[bool]]) -> bool:
+    """Whether a gradient was taken at all that one is wanted at: parameters may have been frozen then."""
+    pairs = [pair for name, wanted in now.items() for pair in zip(then.get(name, ()), wanted, strict=False)]
+    return all(had or not wanted for had, wanted in pairs)
+
+
+def _is_finite(library: Backend, value: Any, gradient: Mapping[str, Sequence[Any]] | None) -> bool:
+    """Whether it can be reused: what a loss scaler skips once would be skipped at every step until the next one."""
+    parts = [part for nest in (gradient or {}).values() for part in nest if part is not None]
+    parts = [part if owner(part) is library else library.as_array(part, value) for part in parts]
+    return all(map(math.isfinite, library.read([value, *([library.norm(parts)] if parts else [])])))
+
+
+def _beside(value: Any, plain: Mapping[str, Any]) -> Any:
+    """The value in the library and on a device of the inputs: state may have been loaded to others."""
+    inputs = CallInputs.of(plain)
+    if inputs.ops is None:
+        return value
+    here = owner(value) is inputs.ops
+    arrays = [array for array in trees.arrays(list(plain.values())) if owner(array) is inputs.ops]
+    if here and inputs.ops.device(value) in [inputs.ops.device(array) for array in arrays]:
+        return value
+    return inputs.ops.as_array(value, inputs.ops.zero(inputs.like))
 
 
 def _form(nest: Any) -> list[str]:
@@ -154,7 +181,8 @@ def Stale(term: Term, steps: int, wrt: str | tuple[str, ...] | list[str]) -> Ter
 
     A gradient is reused only at the inputs that `wrt` names, of which you say that they stay between steps. It is an
     error if their shapes change, if one of them is computed anew, as activations are, or if another input requires a
-    gradient. Inputs of data may change: a reused value and gradient are those of the data they were computed from.
+    gradient. One that is not finite is not reused. Inputs of data may change: a reused value and gradient are those of
+    the data they were computed from.
 
     - `steps`: how many steps a gradient is reused for.
     - `wrt`: the inputs that stay, such as `"params"`.

@@ -22,12 +22,13 @@ def _round(ops: Backend, x: Any) -> Any:
 
 
 def _sign(ops: Backend, x: Any) -> Any:
-    return ops.where(x < 0, ops.zeros_like(x) - 1.0, 1.0)
+    return ops.where(x < 0, ops.zeros_like(x) - 1.0, ops.where(x == x, 1.0, x))
 
 
 def _one_hot(ops: Backend, x: Any) -> Any:
     largest = x.argmax(-1)
-    return ops.cast(ops.arange(x.shape[-1], x) == largest[..., None], x)
+    # NaN stays: a choice among such numbers is none.
+    return ops.where(x == x, ops.cast(ops.arange(x.shape[-1], x) == largest[..., None], x), x)
 
 
 _BY_NAME: Final[dict[str, Callable[[Backend, Any], Any]]] = {"round": _round, "sign": _sign, "argmax": _one_hot}
