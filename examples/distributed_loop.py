@@ -5,6 +5,7 @@ and the result is that of one process that sees all. Run it with `torchrun --npr
 examples/distributed_loop.py`, or without torchrun; it needs PyTorch, and neither a GPU nor anything from the network.
 """
 
+import gc
 import os
 
 import torch
@@ -88,6 +89,8 @@ def main() -> None:
     if rank == 0:
         print(f"\n{summary(model, test_x, test_labels)}")
     if ranks > 1:
+        # DDP is in a cycle with its process group: threads of gloo that outlive the interpreter would abort it.
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -1,5 +1,6 @@
 """Starts a module in two processes that know of each other, as torchrun does."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -29,4 +30,6 @@ def torchrun(worker: ModuleType, folder: Path) -> list[dict[Any, Any]]:
 def leave() -> None:
     """The end of a worker: threads of gloo that still run at exit may abort the process."""
     dist.barrier()
+    # DDP is in a cycle with its process group.
+    gc.collect()
     dist.destroy_process_group()

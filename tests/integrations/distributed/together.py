@@ -1,5 +1,6 @@
 """Runs a function in two processes that know of each other, by gloo."""
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -27,6 +28,8 @@ def _main(rank: int, port: int, fn: Callable[..., Any], arguments: tuple[Any, ..
         pipe.send((False, traceback.format_exc()))
     finally:
         if dist.is_initialized():
+            # DDP is in a cycle with its process group.
+            gc.collect()
             dist.destroy_process_group()
 
 
