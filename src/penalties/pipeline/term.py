@@ -143,7 +143,7 @@ class Term(Bound):
         if not callable(fn) and not isinstance(cast("object", fn), Regularizer):
             raise OptionError("Term", "fn", fn, "a function, a Regularizer, the name of a penalty, or a dotted path")
         if isinstance(fn, type):
-            raise OptionError("Term", "fn", fn.__name__, "a function or an object; that is a class: make one of it")
+            raise OptionError("Term", "fn", fn.__name__, "a function or an object; this is a class: pass an instance")
         if hasattr(fn, "value_and_grad"):
             raise OptionError("Term", "fn", fn, "a function; a pipeline cannot be a term: add its terms instead")
         put("name", _check_name(_default_name(fn) if name is None else name))
@@ -218,7 +218,7 @@ class Term(Bound):
         if separable is None or separable is False:
             return
         if isinstance(self.fn, Enclosing):
-            expected = "None: what is around a term needs the whole batch"
+            expected = "None: a wrapper needs the whole batch"
         elif facts is not None:
             expected = "None: a penalty says so itself"
         elif self.summed is None:
@@ -399,7 +399,7 @@ def _default_name(fn: Any) -> str:
         return _default_name(cast("Any", fn).func)
     name = _function_name(fn)
     if name == "<lambda>":
-        raise OptionError("Term", "name", None, "a name: a lambda has none of its own")
+        raise OptionError("Term", "name", None, "a name, since a lambda has none")
     if name is None:
         own = getattr(fn, "name", None)
         own = own() if callable(own) else own

@@ -17,9 +17,7 @@ __all__ = ["command"]
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @checkpoint
 @click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Samples per prompt.")
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a sample, at most."
-)
+@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="The most tokens per sample.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
@@ -27,11 +25,11 @@ __all__ = ["command"]
     show_default=True,
     help="0 always takes the likeliest token, 1 samples from the model's own distribution.",
 )
-@click.option("--top-k", type=click.IntRange(1), help="Sample from this many of the likeliest tokens.")
+@click.option("--top-k", type=click.IntRange(1), help="Sample only from this many of the likeliest tokens.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Sample from the likeliest tokens up to this probability.",
+    help="Sample only from the likeliest tokens that together have this probability.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The seed of the samples.")
 @device

@@ -151,7 +151,7 @@ def _thinned(longest: int, buckets: int, exact: bool) -> str:
     if longest <= 3 * buckets:
         return digits
     kept = f"Charts keep the minimum, the maximum and the last of each of {steps_shown(buckets)} parts of a long run"
-    return f"{digits}{kept}; what is smoothed are the means of these parts. The log has every step. "
+    return f"{digits}{kept}; curves are smoothed over the means of these parts. The log has every step. "
 
 
 @functools.cache

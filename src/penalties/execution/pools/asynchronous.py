@@ -253,7 +253,7 @@ class _RunningAsync:
                 raise
             end = "was cancelled"
             if late.abandoned:
-                end = "could not be cancelled, since it blocks or ignores that: it runs on"
+                end = "could not be cancelled, because it blocks or ignores cancellation: it still runs"
                 self.pool.retire_loop(self.name)
             message = f"took more than {thread.timeout:g} s, and {end}"
             raise TermTimeoutError(thread.name, message, abandoned=late.abandoned) from None

@@ -160,7 +160,7 @@ class _RayWorker(Worker):
         except ray.exceptions.GetTimeoutError:
             self.kill()
             if not reached:
-                running.lose(f"its worker ({self.address}) did not take it", began=False, counts=not self.used)
+                running.lose(f"its worker ({self.address}) did not accept it", began=False, counts=not self.used)
                 return
             what = f"took more than {running.timeout:g} s" if began else f"was not loaded within {LOADING:g} s"
             running.fail(TermTimeoutError(running.name, f"{what}; its worker on the cluster was killed"))

@@ -122,8 +122,8 @@ class Penalty:
         if self.scheduled is not None and not self.moved:
             self.moved = True
             warnings.warn(
-                f"{self.term.name}: its weight is a schedule, and stays where it was; pass PenaltiesCallback() to "
-                "fit and evaluate as one of their callbacks",
+                f"{self.term.name}: its weight is a schedule, and nothing moves it; pass "
+                "callbacks=[PenaltiesCallback()] to fit and evaluate",
                 stacklevel=3,
             )
 

@@ -83,7 +83,7 @@ class Judge:
             raise OptionError(OWNER, "model", described(given), "a folder, a name, or a classifier of Transformers")
         if not by_name and (device is not None or dtype is not None):
             option, value = ("dtype", dtype) if device is None else ("device", device)
-            raise OptionError(OWNER, option, value, "None with a module, which stays where and as it is")
+            raise OptionError(OWNER, option, value, "None with a module, which keeps its device and dtype")
         self._model, self._tokenizer, self._label = model, tokenizer, label
         check_choice(OWNER, "score", score, _SCORES)
         check_choice(OWNER, "gradient", gradient, _GRADIENTS)

@@ -88,7 +88,9 @@ class Knowledge:
             raise OptionError(NAME, "rules", rules, "a list of Rule(body, head)")
         self._rules = tuple(rules)
         if not (self._rules or functional or closed):
-            raise OptionError(NAME, "rules", rules, "rules, functional relations or closed ones: nothing is wrong else")
+            raise OptionError(
+                NAME, "rules", rules, "at least one rule, functional or closed relation: nothing else can be wrong"
+            )
         check_choice(NAME, "reduction", reduction, ("sum", "mean"))
         self._reduction = reduction
         check_count(NAME, "cache", cache, 1)

@@ -190,7 +190,7 @@ class Endpoint:
         if status != 200:
             raise ServiceError(f"it answered with status {status}; expected 200: check the address and the headers")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise ServiceError("its answer is compressed, which it was asked not to be")
+            raise ServiceError("its answer is compressed, although the request does not allow that")
 
     async def _read(self, response: Any) -> bytes:
         most = self._limits.size

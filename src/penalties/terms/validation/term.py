@@ -181,7 +181,7 @@ def _metrics(penalties: "np.ndarray[Any, Any]", answers: Answers) -> dict[str, A
 def _check_relaxed(samples: Any, relaxed: Any) -> None:
     target, name = (samples, "samples") if relaxed is None else (relaxed, "relaxed")
     if not is_array(target) or not len(target.shape):
-        expected = "an array with a row for each sample, which the slopes are passed on to"
+        expected = "an array with a row for each sample, to which the slopes are passed on"
         raise OptionError(_NAME, name, type(target).__name__, expected)
     if relaxed is not None and tuple(relaxed.shape) != np.shape(plain(samples)):
         raise ShapeError(

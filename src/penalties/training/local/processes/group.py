@@ -48,7 +48,7 @@ def join() -> "Group":
             _distributed().init_process_group(timeout=_ANSWER)
         _joined.append(Group())
     except (ValueError, RuntimeError) as error:
-        raise LostError(f"could not meet the other processes: {said(error)}") from error
+        raise LostError(f"could not connect to the other processes: {said(error)}") from error
     return _joined[-1]
 
 
@@ -92,7 +92,7 @@ class Group:
             raise OptionError("LocalTrainingClient", "device", str(given), expected)
         here, there = int(os.environ.get("LOCAL_RANK", self.rank)), torch.cuda.device_count()
         if here >= there:
-            raise PenaltiesError(f"there are more processes than GPUs ({there}) on a machine; start as many")
+            raise PenaltiesError(f"there are more processes than GPUs ({there}) on a machine; start one per GPU")
         return f"cuda:{here}"
 
     # Orders and answers.
