@@ -28,6 +28,7 @@ __all__ = [
     "Scope",
     "Term",
     "Weight",
+    "check_step",
     "check_weight",
     "same",
     "weight_at",
@@ -363,6 +364,15 @@ def weight_at(term: Term, step: Any) -> Weight:
     if step is None:
         raise InputError(f"{term.name}: its weight is a schedule; pass step= to the call")
     return check_weight(term.name, weight(step))
+
+
+def check_step(term: Term, step: Any) -> None:
+    """Raise if the call has no step, and the term or one that it wraps takes it."""
+    inside: Any = term
+    while step is None and isinstance(inside, Term):
+        if inside.needs_step:
+            raise InputError(f"{term.name}: takes the step; pass step= to the call")
+        inside = getattr(inside.fn, "term", None)
 
 
 def same(a: Any, b: Any) -> bool:

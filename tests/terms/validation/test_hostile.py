@@ -115,7 +115,7 @@ def test_headers_without_end_are_not_read():
 
 def test_a_compressed_answer_is_not_unpacked():
     bomb = gzip.compress(b" " * 2**24)
-    assert "is compressed, although the request does not allow that" in str(fails(with_body(bomb, Content_Encoding="gzip")))
+    assert "is compressed, although the request" in str(fails(with_body(bomb, Content_Encoding="gzip")))
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])

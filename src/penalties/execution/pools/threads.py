@@ -189,8 +189,8 @@ class RunningThread:
         if left <= 0 and self.pool.abandon(self):
             raise TermTimeoutError(
                 self.name,
-                f"took more than {self.timeout:g} s in a thread, which cannot be stopped: it was abandoned and is still "
-                "running",
+                f"took more than {self.timeout:g} s in a thread, which cannot be stopped: it was abandoned and is "
+                "still running",
                 abandoned=True,
             )
         # Where it has just finished, it says so in a moment.
