@@ -138,7 +138,7 @@ def _of_click(error: Any) -> tuple[list[str], int]:
         return ["interrupted"], FAILED
     context = getattr(error, "ctx", None)
     hint = [f"see: {context.command_path} --help"] if context is not None else []
-    # Click writes each choice on a line of its own.
+    # Click writes each choice on its own line.
     return [" ".join(str(error.format_message()).split()), *hint], error.exit_code
 
 

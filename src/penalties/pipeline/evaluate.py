@@ -104,7 +104,7 @@ def called(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) 
     facts = facts_of(reader_of_logits(term).fn)
     chunked = term.chunk is not None
     if facts is None or not facts.distribution:
-        # Your own function, or a penalty on parameters, is not told that logits may not exist.
+        # Your own function, or a penalty on parameters, need not know that logits may not exist.
         read = {name: x if is_array(x) else trees.map_logits(inputs.materialized, x) for name, x in read.items()}
     elif chunked:
         # Blocks of rows are chunks already.

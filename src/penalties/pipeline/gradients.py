@@ -128,7 +128,7 @@ def with_base(function: str, out: LossOutput, base: Any) -> LossOutput:
     if base is None:
         return out
     if out.base is not None:
-        raise OptionError(function, "base", base, "None: the pipeline has a base loss of its own")
+        raise OptionError(function, "base", base, "None: the pipeline has its own base loss")
     if not hasattr(base, "backward") or len(base.shape):
         raise OptionError(function, "base", base, "a scalar tensor")
     return dataclasses.replace(out, total=base + out.total, base=TermOutput(BASE, base))

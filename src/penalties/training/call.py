@@ -326,7 +326,7 @@ class Call:
     def backward(self, total: Any) -> bool:
         """Propagate a loss to the leaves; False if it has no gradient."""
         for leaf in trees.arrays(self.leaves):
-            # Whatever a function left there by a backward of its own.
+            # Whatever a function left there by its own backward.
             leaf.grad = None
         if not getattr(total, "requires_grad", False):
             return False

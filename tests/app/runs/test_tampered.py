@@ -306,7 +306,7 @@ class TestNotes:
             (folder / "checkpoint.json").write_text(json.dumps({**about, "checksum": checksum}))
         for command in (["--run", str(run)], ["toy.toml", "--run", str(run)]):
             assert cli.main(["train", *command, "--resume", "--set", "train.steps=6"]) == 1
-            assert f"the checkpoint after 4 steps has no notes.{name}" in (said := error())
+            assert f"the checkpoint after 4 steps cannot be used: notes.{name}" in (said := error())
             assert " is missing or invalid; remove it to resume from the one before, or start again" in said
 
 

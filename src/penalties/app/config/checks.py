@@ -126,7 +126,7 @@ def checked(config: "Config", raw: Mapping[str, Any], *, code: bool) -> list[Pro
     Functions of the user's are looked up, which runs their modules, only if `code` says so.
     """
     terms, named = raw.get("term"), raw.get("references")
-    # A reference with a problem of its own still exists.
+    # A reference with its own problem still exists.
     references = {*config.references, *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())}
     given = cast("list[Any]", terms) if isinstance(terms, list) else []
     return [

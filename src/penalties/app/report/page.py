@@ -45,7 +45,7 @@ _HERE: Final = Path(__file__).parent
 _SCRIPT: Final = ("numbers", "runs", "scales", "figure", "group", "lines", "marks", "points", "scatter", "menu", "page")
 """The files of the page's script, in their order: each uses those before it."""
 _ITS_OWN: Final = ("ranking", "compared")
-"""Findings that an ablation or a search has of its own, by tests rather than by the order of numbers."""
+"""Findings that only an ablation or a search has, by tests rather than by the order of numbers."""
 _SMOOTHED: Final = 300
 """From this number of steps on, charts are smoothed a little at first."""
 

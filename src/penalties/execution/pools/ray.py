@@ -33,7 +33,7 @@ class RayPool(WorkerPool):
     names (`RAY_ADDRESS`), else one on this machine, which ends with the executor. penalties, and the modules that a
     term's function comes from, have to be installed on the cluster's machines.
 
-    There are as many actors as terms to run at once, each on a processor of its own until the executor is closed: at
+    There are as many actors as terms to run at once, each on its own processor until the executor is closed: at
     most as many as the cluster has processors, or `max_workers` where that is more, since actors that wait for room are
     what makes an autoscaling cluster grow.
     """

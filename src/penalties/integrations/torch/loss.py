@@ -39,7 +39,7 @@ class WrappedLoss:
         *,
         items: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Start without state; the pipeline must not have a base of its own."""
+        """Start without state; the pipeline must not have its own base."""
         if not isinstance(cast("object", pipeline), Pipeline):
             raise OptionError("wrap_loss", "pipeline", pipeline, "a Pipeline")
         if pipeline.base is not None:

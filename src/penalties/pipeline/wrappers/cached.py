@@ -95,7 +95,7 @@ class Remembered(Wrapper):
                 )
 
     def _key(self, read: Mapping[str, Any], step: Any) -> str:
-        # A term that draws, or that is told the step, is another function at each.
+        # A term that draws, or that takes the step, is another function at each.
         moment = None if step is None or not (self.term.takes_step or self.term.seed is not None) else int(step)
         known = (_FORMAT, self.settings["version"], self.path, self.source, moment)
         parts = {parameter: read[name] for parameter, name in self.term.inputs.items()}

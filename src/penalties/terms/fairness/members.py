@@ -94,7 +94,7 @@ def _of_labels(function: str, ops: Backend, groups: Any, count: Any, shown: Any,
     elif ops.at_hand(groups):
         count = int(ops.read([groups.max()])[0]) + 1 if math.prod(groups.shape) else 1
         if count > _MOST:
-            # A postcode, say: each number up to it would have a rate of its own.
+            # A postcode, say: each number up to it would have its own rate.
             raise OptionError(function, "groups", count - 1, f"numbers from 0 to {_MOST - 1}, or count=")
     else:
         expected = "the number of groups, which cannot be read from labels on a GPU, in JAX or inside a compiler"

@@ -255,7 +255,7 @@ def _finite(scores: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 
 def _check_probabilities(samples: "torch.Tensor") -> None:
-    """Logits have a likeliest token too, but slopes would be passed on to what is no probability."""
+    """Logits have a likeliest token too, but slopes would be passed on to what is not a probability."""
     least, most = (float(one) for one in samples.aminmax())
     if not 0 <= least <= most <= _MOST:
         wrong = most if least >= 0 else least

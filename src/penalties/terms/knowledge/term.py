@@ -1,4 +1,4 @@
-"""The term: the probability that a model gives to what contradicts a knowledge base."""
+"""The term: the probability that a model assigns to what contradicts a knowledge base."""
 
 import math
 import threading

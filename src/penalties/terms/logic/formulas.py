@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["classes", "booleans", "numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """The rules of a call, in a context of their own: Z3 must not be used from two threads in one."""
+    """The rules of a call, in their own context: Z3 must not be used from two threads in one."""
 
     context: Any
     variables: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The term: the mean penalty that a service gives to samples."""
+"""The term: the mean penalty that a service assigns to samples."""
 
 import os
 import threading
@@ -123,7 +123,7 @@ class Validation:
         return f"Validation({self._shown!r}, gradient={self._gradient!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it was made of: each process has connections, a breaker and a rate of its own."""
+        """What it was made of: each process has its own connections, breaker and rate."""
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_opened", "_process")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
