@@ -129,7 +129,7 @@ class Executor:
         except BaseException:
             run.cancel()
             if not self._close.alive and not threading.main_thread().is_alive():
-                # Python exits, and has closed this executor under a daemon thread, which has no caller to report to: it ends.
+                # Python exits and has closed this executor under a daemon thread, which has no caller: it ends.
                 raise SystemExit from None
             raise
 
@@ -217,7 +217,7 @@ class Executor:
 
     @property
     def abandoned(self) -> int:
-        """How many terms still run although nothing waits for them: threads that hang, coroutines that will not stop."""
+        """How many terms run on although nothing waits for them: threads that hang, coroutines that will not stop."""
         return sum(getattr(pool, "abandoned", 0) for pool in list(self._pools.values()))
 
     def pool(self, term: Term) -> Pool:

@@ -59,7 +59,7 @@ def unannounced(pipeline: "Pipeline | None" = None, step: Any = None) -> Generat
 
 @contextmanager
 def noted() -> Generator[dict[str, Any]]:
-    """The name of the pipeline and the step of the last call in here, for a caller that announces it once it has values."""
+    """The name of the pipeline and the step of the last call in here, to announce it once there are values."""
     found: dict[str, Any] = {}
     token = _noted.set(found)
     try:
