@@ -279,9 +279,7 @@ class TestMistakes:
         model = network(kernel_regularizer=Penalty("l2"))
         model.compile(None, "mse")
         x, _ = cases.data(2)
-        with pytest.raises(
-            pn.OptionError, match="optimizer=None; expected a model compiled with an optimizer"
-        ):
+        with pytest.raises(pn.OptionError, match="optimizer=None; expected a model compiled with an optimizer"):
             model.evaluate(x, x[:, :2], verbose=0, callbacks=[PenaltiesCallback()])
 
     def test_a_regularizer_that_keras_does_not_track(self) -> None:
