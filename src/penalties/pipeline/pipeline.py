@@ -204,7 +204,8 @@ class Pipeline:
         terms = list(self.terms)
         for name, more in _mapping("with_options", "options", options).items():
             index = self._index("with_options", name)
-            terms[index] = _with_options(terms[index], more)
+            term = terms[index]
+            terms[index] = term.replace(options={**term.options, **more})
         return _made(tuple(terms), self.base, self.name, self.origin)
 
     def with_base(self, base: TermLike | None) -> "Pipeline":
@@ -386,10 +387,6 @@ def _as_base(base: TermLike) -> Term:
     if not same(base.weight, 1):
         raise OptionError("Pipeline", "base", base, "a function or a term of weight 1")
     return base.replace(name=BASE)
-
-
-def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
-    return term.replace(options={**term.options, **more})
 
 
 def _remarks(term: Term) -> list[str]:

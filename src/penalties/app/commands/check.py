@@ -34,7 +34,7 @@ __all__ = ["command"]
 )
 @debug
 def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet: bool, code: bool, model: bool) -> int:
-    """List every problem of a config.
+    """List every problem with a config.
 
     CONFIG is a TOML file; without it, or with `demo`, the built-in config is checked. Files, functions, options and
     every line of the data are checked; nothing is trained. The modules of your own functions are imported, which runs

@@ -1,4 +1,4 @@
-"""`penalties sample`: let the model of a run continue prompts."""
+"""`penalties sample`: continue prompts with the model of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Let the model of RUN continue each PROMPT.
+    """Continue each PROMPT with the model of RUN.
 
     Prompts are read as in training: give them as they are in the data, with a space at the end if those have one. A
     model that was trained on messages answers each as the turn of a user, by the tokenizer's chat template.

@@ -68,7 +68,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train CONFIG with values that Optuna proposes, and show which made a metric best.
+    """Train CONFIG with values that Optuna proposes, and show which gave the best metric.
 
     With constraints or several metrics, the report has their Pareto front.
     """
