@@ -90,9 +90,9 @@ class Executor:
         """Evaluate every term where it runs, and add them up.
 
         `inputs` maps names to inputs, or is one input that every term gets. An input may be a `concurrent.futures`
-        future: terms that do not read it start before it is there. With `wrt` or `cosines`, gradients are taken as by
-        `pipeline.value_and_grad`. The first term that failed, unless it is to be skipped, is raised when all others
-        are done; `error.output` holds what they gave.
+        future: terms that do not read it start before it is there. `weights`, `step` and `state` are those of a call of
+        the `pipeline`. With `wrt`, `cosines` or `keep`, gradients are taken as by its `value_and_grad`. The first
+        error of a term that is not to be skipped is raised when all others are done; `error.output` has their results.
         """
         return self._run(Run(self), pipeline, inputs, wrt, weights, step, state, cosines, keep)
 
@@ -145,7 +145,7 @@ class Executor:
         cosines: bool = False,
         keep: bool = False,
     ) -> LossOutput:
-        """The same as `run`, without blocking the event loop; an input may be an awaitable, too.
+        """The same as `run`, with its arguments, without blocking the event loop; an input may be an awaitable, too.
 
         Where the awaiting task is cancelled, terms that still run are stopped as after a timeout.
 

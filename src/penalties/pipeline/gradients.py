@@ -53,7 +53,7 @@ def track(
     keep: bool = False,
     backward: bool = False,
 ) -> LossOutput:
-    """The norms of the terms' gradients inside a network, and the cosines between them.
+    """The norms of the terms' gradients inside a network, and the cosines between them unless `cosines=False`.
 
     `at` is a tensor that the terms share, or several: a hidden representation, the logits. It costs a pass from each
     term to there. `out` comes from a call of the pipeline, whose values have their graph, and weights count as

@@ -76,11 +76,24 @@ def _known_arguments(make: Callable[P, None]) -> Callable[P, None]:
 class Term(Bound):
     """A function with a name, a weight, the inputs it reads, and where it runs. It never changes.
 
-    `fn` is a function, a callable object, a `Regularizer`, the name of a penalty that ships here, or a dotted path:
-    `"package.module:function"`. Its parameters without a default are its inputs, found by name; the others are
-    options. `inputs` renames them. Of a `torch.nn.Module` they are the parameters of `forward`.
-
-    `weight` is a number, a 0-d array, or a schedule: a function of the step, which the call is then given as `step=`.
+    - `fn`: a function, a callable object, a `Regularizer`, the name of a penalty that ships here, or a dotted path:
+      `"package.module:function"`. Its parameters without a default are its inputs, found by name; the others are
+      options. For a `torch.nn.Module` they are the parameters of `forward`.
+    - `weight`: a number, a 0-d array, or a schedule: a function of the step, which the call then gets as `step=`.
+    - `name`: unique in its pipeline; by default the function's.
+    - `inputs`: which inputs it reads instead: a name, names in order, or `{parameter: input}`.
+    - `options`: arguments of the function that are the same at every call.
+    - `enabled`: False leaves the term out.
+    - `differentiable`: False counts it as a constant; the function may then return a plain number.
+    - `runs`: where an executor runs it: `"inline"`, `"thread"`, `"process"`, `"async"` or `"ray"`.
+    - `timeout`: seconds before an executor gives up on it; None takes the executor's.
+    - `on_error`: `"skip"` leaves a term that fails out of the total, and keeps its error; `"raise"` raises it.
+    - `every`: it runs when `step % every == 0`.
+    - `idempotent`: True lets an executor run it again after its worker was lost.
+    - `chunk`: how many rows to compute at a time, for a sum or mean over more rows than fit into memory.
+    - `scope`: how trainers add it up over micro-batches and ranks: `"mean"`, `"sum"` or `"step"`.
+    - `separable`: your own function is a sum or mean over rows: True, or over `"tokens"` or `"sequences"`.
+    - `compile`: True makes a graph of it by torch.compile; a string names another of its backends.
 
     >>> import penalties as pn
     >>> pn.Term("kl_divergence", weight=0.1, inputs=("student", "teacher"), options={"direction": "reverse"})

@@ -146,7 +146,7 @@ def _takes_items(base: Callable[..., Any]) -> bool:
 def wrap_loss(
     base: Callable[..., Any] | Term, pipeline: Pipeline, *, items: Callable[[Any], Any] | None = None
 ) -> WrappedLoss:
-    """A drop-in replacement for a loss function: `base(prediction, target)` plus the total of a pipeline.
+    """A drop-in replacement for a loss function: `base(prediction, target)` plus the total of `pipeline`.
 
     `base` is a function or a loss module, called with positional arguments, or a `Term` that names its inputs. Terms
     find their inputs by name among `prediction`, `target` and any other keyword arguments. `weights` and `step` go to
