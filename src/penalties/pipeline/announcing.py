@@ -104,7 +104,7 @@ class Announcer:
 
     @property
     def call(self) -> int | None:
-        """The number of the call; None where nobody listens."""
+        """The number of the call; None without handlers."""
         return self.metadata["call"] if self.heard else None
 
     def start(self, pipeline: "Pipeline", step: Any, *, gradients: bool) -> None:

@@ -80,7 +80,7 @@ class Record(NamedTuple):
     due: "tuple[Term, ...]"
     """The terms that ran."""
     call: int | None
-    """The number of the call in its events; None where nobody listens."""
+    """The number of the call in its events; None without handlers."""
     step: Any
     """What the call was given as its step."""
 

@@ -43,7 +43,7 @@ class Threads:
 
     @property
     def abandoned(self) -> int:
-        """How many threads run on although nobody waits for them."""
+        """How many threads run on although nothing waits for them."""
         return self._abandoned
 
     def start(self, task: Task, waiter: Callable[[Any], Any] = wait_here) -> "RunningThread":
@@ -197,7 +197,7 @@ class RunningThread:
         return max(left, _LOOK)
 
     def forget(self) -> None:
-        """Let go of the result: nobody will read it."""
+        """Let go of the result: it will not be read."""
         self._evaluation = self._error = None
 
     def cancel(self) -> None:

@@ -13,7 +13,7 @@ __all__ = ["Batch", "Rates", "batch_of", "rates"]
 
 
 _MOST: Final = 100
-"""Groups that labels may have if nobody says how many there are."""
+"""Groups that labels may have without `count`."""
 
 
 class Batch(NamedTuple):

@@ -145,7 +145,7 @@ class Judge:
         return self._tokenizer
 
     def _longest(self, module: Any) -> int | None:
-        """Tokens that the model has positions for; None where nobody says."""
+        """Tokens that the model has positions for; None if unknown."""
         known = (
             self._max_length,
             getattr(module.config, "max_position_embeddings", None),

@@ -35,7 +35,7 @@ class Knowledge:
 
     taking facts to be independent. A fact of a rule that the base has is certain. An instance whose head has no
     probability counts as broken where the base contradicts the head, or where the model has other candidates for it;
-    elsewhere nobody knows. The gradient is exact, and 0 for facts that nothing contradicts.
+    elsewhere it is unknown, and does not count. The gradient is exact, and 0 for facts that nothing contradicts.
 
     A call reads `p`, probabilities of any shape, and `facts`, as many triples `(subject, relation, object)`: `Facts`,
     or a list, which is checked at each call.
