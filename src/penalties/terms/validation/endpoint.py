@@ -89,7 +89,7 @@ class Endpoint:
         """Send all items, in batches that travel at once; what fails is in `errors`."""
         answers = Answers([None] * len(items))
         deadline = time.monotonic() + self._limits.timeout
-        # All of them before the first is sent: an item that JSON cannot hold is a failure of the caller, not the service.
+        # All of them before the first is sent: an item that JSON cannot hold is the caller's failure.
         batches: list[tuple[int, Sequence[Any], bytes]] = []
         for start in range(0, len(items), self._limits.batch):
             part = items[start : start + self._limits.batch]
