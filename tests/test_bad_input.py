@@ -391,6 +391,7 @@ def test_errors_survive_pickling() -> None:
         pn.OptionError("l1", "reduction", "avg", '"sum"'),
         pn.NonFiniteError("nan", "validate: nan"),
         pn.NonFiniteError("inf", "the value is inf", "l1"),
+        pn.NonFiniteError("nan", "datum 0: the gradient of the loss is nan", "l1", "gradient"),
         pn.ShapeError("l1: x"),
     ):
         again = pickle.loads(pickle.dumps(error))
