@@ -15,7 +15,7 @@ import penalties as pn
 from penalties import telemetry
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "src" / "penalties"
+SOURCES = Path(pn.__file__).parent
 
 
 def path() -> list[str]:
