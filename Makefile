@@ -67,17 +67,17 @@ coverage: $(VENV)/.dev
 	$(BIN)/coverage combine --keep --quiet .coverage.test*
 	$(BIN)/coverage report --fail-under=95
 
-# The lowest versions that pyproject.toml allows, in an environment of its own: mathematics, pipelines and executors.
+# The lowest versions that pyproject.toml allows, in a separate environment: mathematics, pipelines and executors.
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) -m "not slow" $(LOWEST_TESTS)
 
-# A server that others wrote, in an environment of its own: it needs other versions of the SDK and of transformers.
+# A server that others wrote, in a separate environment: it needs other versions of the SDK and of transformers.
 # The SDK leaves its connections open. And PostgreSQL, started for the tests that read from it.
 test-servers: $(SKYRL)/.ready $(VENV)/.dev
 	PENALTIES_POSTGRESQL=1 $(BIN)/python -m pytest tests/postgresql
 	$(SKYRL)/bin/python -m pytest --confcutdir=tests/skyrl -W "ignore:unclosed:ResourceWarning" tests/skyrl
 
-# Other people's trainers, as they are, in an environment of their own: the versions are those of constraints.txt.
+# Other people's trainers, as they are, in a separate environment: the versions are those of constraints.txt.
 # A process has one backend of Keras: JAX, and then PyTorch.
 test-integrations: $(INTEGRATIONS)/.ready
 	$(RECORD) $(INTEGRATIONS)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(RECORDING) $(FRAMEWORKS:%=tests/integrations/%)
@@ -111,7 +111,7 @@ notebooks: $(VENV)/.dev
 pictures: $(VENV)/.dev
 	PENALTIES_PICTURES=1 $(BIN)/python -m pytest -n 0 tests/app/report/test_pictures.py
 
-# What would be published: built, checked, and tried in an environment of its own outside this folder.
+# What would be published: built, checked, and tried in a separate environment outside this folder.
 release: $(VENV)/.release
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation

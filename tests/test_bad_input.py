@@ -91,7 +91,7 @@ COMBINATIONS = [
     ({"exact": 1}, "exact=1; expected True or False"),
     (
         {"mode": "hard", "iterations": 5},
-        'iterations=5; expected the default: it belongs to mode="spectral" without exact',
+        'iterations=5; expected the default, unless mode="spectral" and exact=False',
     ),
     ({"mode": "spectral", "exact": True, "iterations": 5}, "iterations=5; expected the default"),
     ({"mode": "spectral", "reduction": "mean"}, 'reduction="mean"; expected "sum": mode="spectral" is one number'),
@@ -163,7 +163,7 @@ def test_a_scalar_has_no_last_axis(library: Any, name: str) -> None:
 
 
 def test_other_functions_that_need_an_axis(library: Any) -> None:
-    with pytest.raises(pn.ShapeError, match="^orthogonality: x is a scalar; expected a vector or more$"):
+    with pytest.raises(pn.ShapeError, match="^orthogonality: x is a scalar; expected at least one axis$"):
         call(library, "orthogonality", 1.0)
     with pytest.raises(pn.ShapeError, match='^consistency: a is a scalar; metric="kl" needs a last axis$'):
         call(library, "consistency", 1.0, 1.0, metric="kl")
@@ -226,7 +226,7 @@ def test_none_instead_of_an_array(library: Any) -> None:
 
 def test_a_module_is_advised_to_pass_its_parameters() -> None:
     with pytest.raises(
-        pn.BackendError, match=r"^l1: x is a Linear; expected .*; of a module pass its .parameters\(\)$"
+        pn.BackendError, match=r"^l1: x is a Linear; expected .*; for a module pass module.parameters\(\)$"
     ):
         pn.l1(torch.nn.Linear(2, 2))
 
@@ -318,7 +318,7 @@ def test_functions_that_return_the_wrong_thing(autodiff: Any, fn: Any, error: ty
 
 def test_the_function_comes_before_the_array(autodiff: Any) -> None:
     for call_it in (pn.gradient_penalty, pn.with_gradient_penalty):
-        with pytest.raises(pn.OptionError, match=f"{call_it.__name__}: fn=.*; expected the function whose gradient"):
+        with pytest.raises(pn.OptionError, match=f"{call_it.__name__}: fn=.*; expected a function, followed"):
             call_it(autodiff.array(X), autodiff.array(X))
 
 
@@ -391,6 +391,7 @@ def test_errors_survive_pickling() -> None:
         pn.OptionError("l1", "reduction", "avg", '"sum"'),
         pn.NonFiniteError("nan", "validate: nan"),
         pn.NonFiniteError("inf", "the value is inf", "l1"),
+        pn.NonFiniteError("nan", "datum 0: the gradient of the loss is nan", "l1", "gradient"),
         pn.ShapeError("l1: x"),
     ):
         again = pickle.loads(pickle.dumps(error))

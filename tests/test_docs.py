@@ -114,6 +114,35 @@ def test_public_name_has_a_docstring_with_an_example(name: str):
     assert ">>> " in docstring
 
 
+# What an editor shows where these are written must be enough to call them. Penalties are checked with their facts.
+CALLED = (
+    "Term",
+    "Pipeline",
+    "Pipeline.__call__",
+    "Pipeline.value_and_grad",
+    "Executor",
+    "Executor.run",
+    "Monitor",
+    "explain",
+    "wrap_loss",
+    "train_step",
+    "gradients.track",
+    "training.forward_backward_custom",
+)
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_docstring_names_every_parameter(name: str):
+    thing = public(name)
+    docstring = f"{thing.__doc__}{thing.__init__.__doc__ if inspect.isclass(thing) else ''}"
+    parameters = [
+        parameter.name
+        for parameter in inspect.signature(thing).parameters.values()
+        if parameter.name != "self" and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    assert not [parameter for parameter in parameters if not re.search(rf"`{parameter}\b", docstring)]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_public_module_says_what_it_is(name: str):
     assert public(name).__doc__

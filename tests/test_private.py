@@ -1,6 +1,7 @@
-"""No module of ours uses a private interface of another library: such a thing is a bug with a date on it."""
+"""No module of ours uses a private interface of another library, or knows an error of ours by its words."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,3 +125,33 @@ def test_our_own_names_and_documented_ones_are_not() -> None:
     code = "import os\nclass A:\n    def f(self, other):\n        self._x = other._x\n        os._exit(0)\n"
     tree = ast.parse(code)
     assert not list(uses(tree, set(defined(tree))))
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """The strings in a module, those between the values of an f-string each by itself."""
+    yield from (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def looked_for(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Texts that a module looks for in the words of an error: `"…" in str(error)`, or in its message."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            left, right = node.left, ast.unparse(node.comparators[0])
+            if isinstance(left, ast.Constant) and isinstance(left.value, str) and re.search(r"error\b", right):
+                yield node.lineno, left.value
+
+
+def test_no_error_of_ours_is_known_by_its_words() -> None:
+    trees = parsed()
+    ours = [text for tree in trees.values() for text in texts(tree)]
+    found = [
+        f"{path.relative_to(SOURCES)}:{line}: {text}"
+        for path, tree in trees.items()
+        for line, text in looked_for(tree)
+        if sum(text in one for one in ours) > 1
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_text_that_is_looked_for_is_found() -> None:
+    assert list(looked_for(ast.parse('if "the gradient is" in str(error):\n    pass'))) == [(1, "the gradient is")]

@@ -110,6 +110,6 @@ for name, plan in shapes.items():
 # ## The other direction
 #
 # `warmup` keeps a term out until the model has something for it to work on, as for a consistency or sparsity term that
-# would otherwise settle things on the first day. In a loop of your own a plan is one argument of
+# would otherwise settle things on the first day. In your own loop a plan is one argument of
 # [`train_step`](../training-loop.md#train_step); in a custom loss it is `weights=schedules.weights(plan, step)`. All
 # shapes: [Schedules](../schedules.md).

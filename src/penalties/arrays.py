@@ -88,7 +88,7 @@ class Logits:
             raise ShapeError(f"Logits: hidden has shape {hidden} and weight {weight}; expected (…, H) and (V, H)")
         if self.bias is not None and tuple(self.bias.shape) != weight[:1]:
             raise ShapeError(
-                f"Logits: bias has shape {tuple(self.bias.shape)}; expected {weight[:1]}, as weight has rows"
+                f"Logits: bias has shape {tuple(self.bias.shape)}; expected {weight[:1]}, one number per row of weight"
             )
         cap: Any = self.softcap
         if cap is not None and not (isinstance(cap, int | float) and cap is not True and 0 < cap < math.inf):

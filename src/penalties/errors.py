@@ -235,23 +235,27 @@ class NonFiniteError(PenaltiesError, ValueError):
     nan
     """
 
-    def __init__(self, kind: str, message: str, term: str | None = None) -> None:
-        """Store the kind, the message, and the name of the term that it is about, if it is known."""
+    def __init__(self, kind: str, message: str, term: str | None = None, phase: str = "value") -> None:
+        """Store the kind, the message, the name of the term if it is known, and the phase.
+
+        The phase is "gradient" where it is the gradient of a term or of the loss, and "value" for any other number.
+        """
         self.kind = kind
         self.message = message
         self.term = term
+        self.phase = phase
         self.output: Any = None
         """The output of the other terms, as in `TermError`."""
         super().__init__(message if term is None else f"{term}: {message}")
 
     @classmethod
-    def of(cls, number: float, message: str, term: str | None = None) -> "NonFiniteError":
+    def of(cls, number: float, message: str, term: str | None = None, phase: str = "value") -> "NonFiniteError":
         """The error for a number that is NaN or infinite."""
-        return cls("nan" if math.isnan(number) else "inf", message, term)
+        return cls("nan" if math.isnan(number) else "inf", message, term, phase)
 
-    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str, str | None]]:
+    def __reduce__(self) -> tuple[type["NonFiniteError"], tuple[str, str, str | None, str]]:
         """Pickle by the parts, so that the error survives a trip between processes."""
-        return type(self), (self.kind, self.message, self.term)
+        return type(self), (self.kind, self.message, self.term, self.phase)
 
 
 class CheckError(PenaltiesError, ValueError):

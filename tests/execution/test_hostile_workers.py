@@ -70,7 +70,7 @@ def at_the_connection(act: Callable[[socket.socket], Any]) -> Callable[[Any], An
 class TestAnswers:
     def test_bytes_that_are_no_answer_are_a_lost_worker(self, pool: Processes) -> None:
         garbage = at_the_connection(lambda connection: connection.sendall(b"not an answer; " * 40))
-        with pytest.raises(pn.WorkerLostError, match="term: its worker sent something that is not an answer"):
+        with pytest.raises(pn.WorkerLostError, match="term: its worker sent an invalid answer"):
             pool.start(task(garbage)).result()
         assert value(pool.start(task(total))) == 2.0
 
@@ -114,7 +114,7 @@ class TestAnswers:
                 time.sleep(0.2)
 
         running = pool.start(task(repeats, timeout=5.0))
-        with pytest.raises(pn.WorkerLostError, match="term: its worker sent something that is not an answer"):
+        with pytest.raises(pn.WorkerLostError, match="term: its worker sent an invalid answer"):
             running.result()
         assert value(pool.start(task(total))) == 2.0
 
@@ -143,7 +143,7 @@ class TestAnswers:
             Slot.write = nonsense
             return x.sum()
 
-        with pytest.raises(pn.WorkerLostError, match="term: its worker wrote something that is not a result"):
+        with pytest.raises(pn.WorkerLostError, match="term: its worker wrote an invalid result"):
             pool.start(task(scribbles)).result()
         assert value(pool.start(task(total))) == 2.0
 

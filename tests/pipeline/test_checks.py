@@ -20,7 +20,8 @@ def log_softmax(x: Any) -> Any:
 
 class TestNormalisation:
     @pytest.mark.parametrize(
-        ("given", "named"), [(LOGITS, "logits"), (PROBABILITIES, "probabilities"), (log_softmax(LOGITS) - 1, "off 1")]
+        ("given", "named"),
+        [(LOGITS, "logits"), (PROBABILITIES, "probabilities"), (log_softmax(LOGITS) - 1, "not sum to 1")],
     )
     def test_what_is_not_log_probabilities(self, library: Any, given: Any, named: str) -> None:
         given = library.array(given)

@@ -129,8 +129,8 @@ def test_what_is_no_sum_over_rows(fn: Any, options: Any, message: str) -> None:
     ("inputs", "message"),
     [
         ({"p": "text", "q": "text"}, "chunk= needs an array with rows among its inputs"),
-        ({"p": rows(3), "q": rows(4)}, r"as many rows each; got shapes \(3, 4\), \(4, 4\)"),
-        ({"p": np.float64(1.0), "q": np.float64(1.0)}, "as many rows each"),
+        ({"p": rows(3), "q": rows(4)}, r"the same number of rows; got shapes \(3, 4\), \(4, 4\)"),
+        ({"p": np.float64(1.0), "q": np.float64(1.0)}, "the same number of rows"),
     ],
 )
 def test_inputs_without_rows(inputs: Any, message: str) -> None:

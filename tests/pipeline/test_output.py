@@ -245,10 +245,12 @@ class TestCheck:
         assert out.check() is out
 
     def test_a_weight_and_a_gradient(self) -> None:
-        with pytest.raises(pn.NonFiniteError, match="a: the weight is nan"):
+        with pytest.raises(pn.NonFiniteError, match="a: the weight is nan") as raised:
             pn.LossOutput.of([pn.TermOutput("a", 1.0, math.nan)]).check()
-        with pytest.raises(pn.NonFiniteError, match="a: the gradient norm is inf"):
+        assert raised.value.phase == "value"
+        with pytest.raises(pn.NonFiniteError, match="a: the gradient norm is inf") as raised:
             pn.LossOutput.of([pn.TermOutput("a", 1.0, 1.0, grad_norm=math.inf)]).check()
+        assert raised.value.phase == "gradient"
 
     @pytest.mark.parametrize(("total", "kind"), [(math.inf, "inf"), (math.nan, "nan")])
     def test_a_sum_that_overflows(self, total: float, kind: str) -> None:

@@ -277,7 +277,7 @@ class TestMemory:
         (lambda: pn.gradients.track(3, at=3), 'track: out="int"'),
         (
             lambda: pn.Term(pn.Executor),
-            'fn="Executor"; expected a function or an object; that is a class: make one of it',
+            'fn="Executor"; expected a function or an object; this is a class: pass an instance',
         ),
         (lambda: pn.Term(NORMS, name="n"), "a pipeline cannot be a term: add its terms instead"),
     ],

@@ -59,7 +59,7 @@ def test_other_values_raise(separable: Any) -> None:
         (lambda: pn.Term(pn.l1, separable=True), "None: a penalty says so itself"),
         (
             lambda: pn.EMA(pn.Term(own, scope="sum", separable=True)),
-            "None: what is around a term needs the whole batch",
+            "None: a wrapper needs the whole batch",
         ),
     ],
 )

@@ -78,7 +78,7 @@ class TestNames:
         assert pn.Term(fn).name == name
 
     def test_a_lambda_must_be_given_one(self) -> None:
-        with pytest.raises(pn.OptionError, match=r"name=None; expected a name: a lambda has none"):
+        with pytest.raises(pn.OptionError, match=r"name=None; expected a name, since a lambda has none"):
             pn.Term(lambda x: x)
 
     @pytest.mark.parametrize("name", ["total", "l1_weighted", "l1_grad_norm", "a/b", "", 3, "regularizer_total"])

@@ -100,7 +100,7 @@ class TestTrack:
 
     def test_the_base_loss_of_the_pipeline(self) -> None:
         out, hidden, _, logits = self.outputs(base=pn.Term(lambda logits: logits.mean(), name="mean"))
-        with pytest.raises(pn.OptionError, match="the pipeline has a base loss of its own"):
+        with pytest.raises(pn.OptionError, match="the pipeline has its own base loss"):
             pn.gradients.track(out, at=hidden, base=logits.mean())
         assert pn.gradients.track(out, at=hidden)["base_loss"].grad_norm > 0
 

@@ -18,12 +18,12 @@ COMMANDS: Final = {
     "train": "Train the run that CONFIG, a TOML file, describes; without one, train the demo.",
     "init": "Write a config with comments for a recipe (sft, dpo or distill) that runs as it is.",
     "report": "Write a report of one run, or compare several.",
-    "watch": "Serve the report of runs on this machine, up to date while they go on.",
+    "watch": "Serve the report of runs on this machine, kept up to date while they train.",
     "ablate": "Train CONFIG, and again without each of its terms; compare them in a table and one report.",
-    "search": "Train CONFIG with values that Optuna proposes, and show which made a metric best.",
-    "sample": "Let the model of RUN continue each PROMPT.",
+    "search": "Train CONFIG with values that Optuna proposes, and show which gave the best metric.",
+    "sample": "Continue each PROMPT with the model of RUN.",
     "export": "Write the model of RUN to a folder that transformers, peft and vLLM load.",
-    "check": "List every problem of a config.",
+    "check": "List every problem with a config.",
     "list": "List penalties, losses, schedules and everything else that a config may name.",
     "describe": "Describe anything that a config may name, and each of its tables.",
     "schema": "Print the JSON Schema of a config, for editors.",
@@ -138,7 +138,7 @@ def _of_click(error: Any) -> tuple[list[str], int]:
         return ["interrupted"], FAILED
     context = getattr(error, "ctx", None)
     hint = [f"see: {context.command_path} --help"] if context is not None else []
-    # Click writes each choice on a line of its own.
+    # Click writes each choice on its own line.
     return [" ".join(str(error.format_message()).split()), *hint], error.exit_code
 
 

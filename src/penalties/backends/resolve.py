@@ -57,10 +57,10 @@ def backend_of(function: str, *, mask: Any = None, **arrays: Any) -> Backend:
 
 def no_array(function: str, name: str, x: object) -> BackendError:
     """The error for something that is neither an array nor, where that is allowed, a nest."""
-    hint = "; of a module pass its .parameters()" if callable(getattr(x, "parameters", None)) else ""
+    hint = "; for a module pass module.parameters()" if callable(getattr(x, "parameters", None)) else ""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(x, getattr(keras, "Variable", ())):
-        hint = "; of a Keras variable pass its .value"
+        hint = "; for a Keras variable pass its .value"
     return BackendError(
         f"{function}: {name} is a {type(x).__name__}; expected a NumPy array, a torch.Tensor or a jax.Array{hint}"
     )

@@ -49,7 +49,7 @@ def delivered(term: Term, inputs: Mapping[str, Any], evaluation: Evaluation, tar
     leaves = targets.placed(zip(indices, parts, strict=True))
     if any(leaf is not None for leaf in leaves):
         return targets.measured(home, leaves)
-    home.grad_error = evaluation.grad_error or f"it does not read {', '.join(targets.nests)}"
+    home.grad_error = evaluation.grad_error or targets.unread
     return home
 
 

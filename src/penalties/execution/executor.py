@@ -90,9 +90,9 @@ class Executor:
         """Evaluate every term where it runs, and add them up.
 
         `inputs` maps names to inputs, or is one input that every term gets. An input may be a `concurrent.futures`
-        future: terms that do not read it start before it is there. With `wrt` or `cosines`, gradients are taken as by
-        `pipeline.value_and_grad`. The first term that failed, unless it is to be skipped, is raised when all others
-        are done; `error.output` holds what they gave.
+        future: terms that do not read it start before it is there. `weights`, `step` and `state` are those of a call of
+        the `pipeline`. With `wrt`, `cosines` or `keep`, gradients are taken as by its `value_and_grad`. The first
+        error of a term that is not to be skipped is raised when all others are done; `error.output` has their results.
         """
         return self._run(Run(self), pipeline, inputs, wrt, weights, step, state, cosines, keep)
 
@@ -129,7 +129,7 @@ class Executor:
         except BaseException:
             run.cancel()
             if not self._close.alive and not threading.main_thread().is_alive():
-                # Python exits, and has closed this executor under a daemon thread, which has nobody to tell: it ends.
+                # Python exits and has closed this executor under a daemon thread, which has no caller: it ends.
                 raise SystemExit from None
             raise
 
@@ -145,7 +145,7 @@ class Executor:
         cosines: bool = False,
         keep: bool = False,
     ) -> LossOutput:
-        """The same as `run`, without blocking the event loop; an input may be an awaitable, too.
+        """The same as `run`, with its arguments, without blocking the event loop; an input may be an awaitable, too.
 
         Where the awaiting task is cancelled, terms that still run are stopped as after a timeout.
 
@@ -169,7 +169,7 @@ class Executor:
         keeping = [asyncio.ensure_future(_promise(value, promised[name])) for name, value in awaited.items()]
         given = promised.get("input", *positional) if positional else {**named, **promised}
         run, modes, context = Run(self), Modes(), contextvars.copy_context()
-        # What went wrong is a result, too: who is cancelled never asks, and asyncio would say so.
+        # What went wrong is a result, too: a cancelled caller never reads it, and asyncio would warn of that.
         found: Future[tuple[LossOutput | None, BaseException | None]] = Future()
 
         def work() -> None:
@@ -217,7 +217,7 @@ class Executor:
 
     @property
     def abandoned(self) -> int:
-        """How many terms run on although nobody waits for them: threads that hang, coroutines that will not stop."""
+        """How many terms run on although nothing waits for them: threads that hang, coroutines that will not stop."""
         return sum(getattr(pool, "abandoned", 0) for pool in list(self._pools.values()))
 
     def pool(self, term: Term) -> Pool:
@@ -312,4 +312,4 @@ _POOLS: Final[dict[str, Callable[[Executor], Pool]]] = {
     "async": lambda executor: Async(),
     "ray": _ray,
 }
-"""A new pool is one class in a file of its own, and one line here."""
+"""A new pool is one class in its own file, and one line here."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import trees
 from ..backends import owner
-from ..errors import BackendError, InputError, NonFiniteError, TermError, said
+from ..errors import BackendError, NonFiniteError, TermError, said
 from ..pipeline.announcing import Started
 from ..pipeline.awaitables import is_awaitable, waiting
 from ..pipeline.call import is_due
@@ -22,7 +22,7 @@ from ..pipeline.output.reading import as_numbers
 from ..pipeline.plan import Group, Job, Plan
 from ..pipeline.runner import CallContext, evaluate_group, failed
 from ..pipeline.targets import Gradients, requires_gradient
-from ..pipeline.term import Term
+from ..pipeline.term import Term, check_step
 from .ambient import Modes
 from .awaiting import close_here, wait_here
 from .delivery import delivered, wanted
@@ -184,7 +184,7 @@ class Run:
         if early is not None:
             started = context.announcer.start_term(first)
             if context.targets is not None:
-                early.grad_error = f"it does not read {', '.join(context.targets.nests)}"
+                early.grad_error = context.targets.unread
             early = _finite_or_failed(first, early)
             context.announcer.stop_term(started, early)
             evaluations: Sequence[Evaluation] = [early]
@@ -253,8 +253,7 @@ def _not_finite(job: Job, number: float) -> NonFiniteError:
 
 def _read(term: Term, inputs: CallInputs, step: int | None) -> dict[str, Any]:
     """What the term reads, under its own names."""
-    if step is None and term.needs_step:
-        raise InputError(f"{term.name}: takes the step; pass step= to the call")
+    check_step(term, step)
     return {name: inputs.find(term.name, name) for name in term.inputs.values()}
 
 

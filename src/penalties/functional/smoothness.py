@@ -120,7 +120,7 @@ def _penalized(name: str, fn: Callable[[Any], Any], x: Any, target_norm: float) 
     target = check_number(name, "target_norm", target_norm, "a finite number of at least 0", low=0)
     if not callable(cast("object", fn)):
         given = "an array" if owner(fn) else fn
-        raise OptionError(name, "fn", given, "the function whose gradient is taken, before the array it is taken at")
+        raise OptionError(name, "fn", given, "a function, followed by the array at which its gradient is taken")
     ops = _backend(name, x=x)
     shape = tuple(x.shape)
 

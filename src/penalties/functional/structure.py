@@ -127,7 +127,7 @@ def orthogonality(
     elif exact:
         raise OptionError(name, "exact", exact, f'False: it belongs to mode="spectral", not mode="{mode}"')
     if iterations != _ITERATIONS and (mode != "spectral" or exact):
-        raise OptionError(name, "iterations", iterations, 'the default: it belongs to mode="spectral" without exact')
+        raise OptionError(name, "iterations", iterations, 'the default, unless mode="spectral" and exact=False')
 
     ops = backend_of(name, x=x)
     matrix = ops.upcast(name, _matrix(ops, x, axis))
@@ -157,7 +157,7 @@ def _cosine_distance(ops: Backend, a: Any, b: Any) -> Any:
 def _matrix(ops: Backend, x: Any, axis: str) -> Any:
     rank = len(x.shape)
     if rank == 0:
-        raise ShapeError("orthogonality: x is a scalar; expected a vector or more")
+        raise ShapeError("orthogonality: x is a scalar; expected at least one axis")
     if rank == 1:
         return x.reshape(1, -1)
     if axis == "rows":

@@ -33,7 +33,7 @@ class Steps:
     """The structured result of the last optimizer step, with the module's own loss as its base."""
 
     def __init__(self, pipeline: Pipeline, *, norms_at: str | None = None, cosines: bool = True) -> None:
-        """Check the pipeline, which must not have a base of its own."""
+        """Check the pipeline, which must not have its own base."""
         check_options("PenaltiesCallback", pipeline, norms_at, cosines, base="the loss of training_step")
         self.accumulation = Accumulation(pipeline)
         self.output = None

@@ -10,7 +10,7 @@ __all__ = ["accumulate", "check_leaves", "prepare"]
 
 
 def check_leaves(targets: Targets) -> None:
-    """Raise unless every target has a `.grad` of its own to add to."""
+    """Raise unless every target has its own `.grad` to add to."""
     if targets.ops.LIBRARY != "PyTorch":
         expected = f"False: {targets.ops.LIBRARY} arrays have no .grad; use out.gradient"
         raise OptionError("value_and_grad", "accumulate", True, expected)

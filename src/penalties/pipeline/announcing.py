@@ -59,7 +59,7 @@ def unannounced(pipeline: "Pipeline | None" = None, step: Any = None) -> Generat
 
 @contextmanager
 def noted() -> Generator[dict[str, Any]]:
-    """The name of the pipeline and the step of the last call in here, for one who announces it once it has values."""
+    """The name of the pipeline and the step of the last call in here, to announce it once there are values."""
     found: dict[str, Any] = {}
     token = _noted.set(found)
     try:
@@ -69,14 +69,14 @@ def noted() -> Generator[dict[str, Any]]:
 
 
 def note(pipeline: "Pipeline", step: Any) -> None:
-    """Leave word of a call that a transform of JAX traces."""
+    """Note a call that a transform of JAX traces."""
     found = _noted.get()
     if found is not None:
         found.update(pipeline=pipeline.name, step=None if is_traced(step) else step)
 
 
 def are_heard() -> bool:
-    """Whether anybody listens to what happens here."""
+    """Whether a handler is attached, and the call is announced by itself."""
     return len(events.handlers) > 0 and not _part.get()
 
 
@@ -90,7 +90,7 @@ class Started(NamedTuple):
 class Announcer:
     """Announces one call. Without handlers, and inside a compiler, it does nothing.
 
-    A handler that is attached in the middle of a call hears of the next one.
+    A handler that is attached in the middle of a call receives events from the next one on.
     """
 
     __slots__ = ("began", "heard", "metadata", "running", "terms_heard")
@@ -104,7 +104,7 @@ class Announcer:
 
     @property
     def call(self) -> int | None:
-        """The number of the call; None where nobody listens."""
+        """The number of the call; None without handlers."""
         return self.metadata["call"] if self.heard else None
 
     def start(self, pipeline: "Pipeline", step: Any, *, gradients: bool) -> None:

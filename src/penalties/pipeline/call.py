@@ -19,7 +19,7 @@ from .plan import Job, Plan, plan_of
 from .recordings import Call, keep, keep_skipped
 from .runner import CallContext, Runner
 from .targets import Gradients, Targets
-from .term import CALL_ARGUMENTS, Term, Weight
+from .term import CALL_ARGUMENTS, Term, Weight, check_step
 from .weigh import check_weights, weight_of
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def _jobs(
     for term in pipeline.all_terms:
         if not term.enabled or (due := is_due(term, step)) is False:
             continue
-        if step is None and _needs_step(term):
-            raise InputError(f"{term.name}: takes the step; pass step= to the call")
+        check_step(term, step)
         weight = weight_of(term, overrides, step)
         jobs.append(Job(len(jobs), term, weight, state.get(term.name), due))
     return jobs
@@ -156,11 +155,6 @@ def _known(pipeline: "Pipeline", state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of terms that the pipeline has."""
     names = {term.name for term in pipeline.all_terms}
     return {name: part for name, part in state.items() if name in names}
-
-
-def _needs_step(term: Term) -> bool:
-    inner = getattr(term.fn, "term", None)
-    return term.needs_step or (isinstance(inner, Term) and _needs_step(inner))
 
 
 def _targets(jobs: Sequence[Job], inputs: CallInputs, gradients: Gradients | None) -> Targets | None:

@@ -80,7 +80,7 @@ class Record(NamedTuple):
     due: "tuple[Term, ...]"
     """The terms that ran."""
     call: int | None
-    """The number of the call in its events; None where nobody listens."""
+    """The number of the call in its events; None without handlers."""
     step: Any
     """What the call was given as its step."""
 
@@ -132,7 +132,7 @@ def findings(record: Record, inputs: "CallInputs | None" = None) -> list[str]:
     lines = [f'no term reads the input "{name}"; remove it, or name it in inputs= of a term' for name in unread]
     lines += [
         f"{name}: takes state, and the state that was returned before was not passed in; call with state=out.state, "
-        "or state={} to begin anew"
+        "or state={} to start over"
         for name in record.lost
     ]
     if inputs is None:
@@ -207,4 +207,4 @@ def _normalisation_problem(array: Any, mask: Any) -> str | None:
         return "holds probabilities, which sum to 1; expected log-probabilities: pass log(p)"
     if highest > 0:
         return 'holds logits; expected log-probabilities: pass log_softmax of them, or set the option "logits" to True'
-    return f"holds log-probabilities whose probabilities are off 1 by up to {worst:.3g}; renormalize them"
+    return f"holds log-probabilities whose probabilities do not sum to 1 (off by {worst:.3g}); renormalize them"

@@ -28,7 +28,7 @@ def in_chunks(term: Term, arguments: Sequence[Any], keywords: Mapping[str, Any])
     rows = {tuple(array.shape[:1]) for array in arrays}
     if len(rows) > 1 or () in rows:
         shapes = ", ".join(str(tuple(array.shape)) for array in arrays)
-        raise TermError(term.name, f"chunk= needs inputs with as many rows each; got shapes {shapes}")
+        raise TermError(term.name, f"chunk= needs inputs with the same number of rows; got shapes {shapes}")
     facts = facts_of(term.fn)
     if facts is not None and facts.classes and len(arrays[0].shape) < 2:
         raise TermError(term.name, f"chunk= cuts rows; its input of shape {tuple(arrays[0].shape)} has one axis only")

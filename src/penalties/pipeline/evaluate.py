@@ -18,7 +18,7 @@ from .inputs import CallInputs
 from .plan import Group
 from .returned import evaluation_of
 from .targets import Targets
-from .term import Term
+from .term import Term, check_step
 
 __all__ = ["Evaluated", "called", "compute", "differentiate", "evaluate", "evaluate_term", "folded"]
 
@@ -104,7 +104,7 @@ def called(term: Term, inputs: CallInputs, step: Any = None, state: Any = None) 
     facts = facts_of(reader_of_logits(term).fn)
     chunked = term.chunk is not None
     if facts is None or not facts.distribution:
-        # Your own function, or a penalty on parameters, is not told that logits may not exist.
+        # Your own function, or a penalty on parameters, need not know that logits may not exist.
         read = {name: x if is_array(x) else trees.map_logits(inputs.materialized, x) for name, x in read.items()}
     elif chunked:
         # Blocks of rows are chunks already.
@@ -129,8 +129,7 @@ def _keywords(term: Term, read: Mapping[str, Any], step: Any, state: Any) -> dic
     if term.takes_state:
         keywords["state"] = state
     if term.takes_step:
-        if step is None and term.needs_step:
-            raise InputError(f"{term.name}: takes the step; pass step= to the call")
+        check_step(term, step)
         keywords["step"] = step
     if term.seed is not None and step is not None:
         keywords["seed"] = folded(term.seed, step)
@@ -154,7 +153,7 @@ def differentiate(term: Term, inputs: CallInputs, targets: Targets, step: Any = 
     indices = targets.read_by(term)
     if not indices:
         evaluation = compute(term, inputs, step, state)
-        evaluation.gradient, evaluation.grad_error = None, f"it does not read {', '.join(targets.nests)}"
+        evaluation.gradient, evaluation.grad_error = None, targets.unread
         return evaluation
     ops = targets.ops
     if ops.LIBRARY == "NumPy":

@@ -34,7 +34,7 @@ class Evaluation:
     state: Any = None
     """What the term is to be given at the next call."""
     duration: float | None = None
-    """Seconds; None where nobody measured."""
+    """Seconds; None where it was not measured."""
     grad_error: str | None = None
     """Why there is no gradient, where one was requested."""
     grad_norm: Any = None

@@ -134,7 +134,8 @@ def explain(
     A term dominates another when its weighted gradient is more than `dominance` times as long (without gradients: when
     its contribution is that much larger). Two conflict when the cosine between their gradients is below `conflict`. A
     term does nothing when its weight or its gradient is 0. The objective explodes when the total's gradient is longer
-    than `explosion`, or when anything is not finite. Gradients come from `value_and_grad` or `gradients.track`.
+    than `explosion`, or when anything is not finite. Gradients are those of `out`, from `value_and_grad` or
+    `gradients.track`.
 
     >>> import numpy as np
     >>> import penalties as pn

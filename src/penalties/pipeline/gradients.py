@@ -53,7 +53,7 @@ def track(
     keep: bool = False,
     backward: bool = False,
 ) -> LossOutput:
-    """The norms of the terms' gradients inside a network, and the cosines between them.
+    """The norms of the terms' gradients inside a network, and the cosines between them unless `cosines=False`.
 
     `at` is a tensor that the terms share, or several: a hidden representation, the logits. It costs a pass from each
     term to there. `out` comes from a call of the pipeline, whose values have their graph, and weights count as
@@ -128,7 +128,7 @@ def with_base(function: str, out: LossOutput, base: Any) -> LossOutput:
     if base is None:
         return out
     if out.base is not None:
-        raise OptionError(function, "base", base, "None: the pipeline has a base loss of its own")
+        raise OptionError(function, "base", base, "None: the pipeline has its own base loss")
     if not hasattr(base, "backward") or len(base.shape):
         raise OptionError(function, "base", base, "a scalar tensor")
     return dataclasses.replace(out, total=base + out.total, base=TermOutput(BASE, base))

@@ -64,7 +64,7 @@ class CallInputs(NamedTuple):
         return self.named[INPUT] if self.alone else lookup(reader, self.named, name)
 
     def lies_in(self, name: str, root: str) -> bool:
-        """Whether the input of this name is `root`, or is inside it; a name with a dot may be an input of its own."""
+        """Whether the input of this name is `root`, or is inside it; a name with a dot may be an input itself."""
         return self.same(name, root) or (name not in self.named and reads(name, root))
 
     def same(self, name: str, target: str) -> bool:

@@ -25,6 +25,10 @@ _MOST: Final = 100
 class Pipeline:
     """An ordered set of terms, and perhaps a base loss, that is called as one loss. Immutable.
 
+    - `terms`: terms; anything that is not a `Term` is wrapped in one of weight 1.
+    - `base`: a function or a term of weight 1 that is reported as `base_loss`, apart from the others.
+    - `name`: for logs and events.
+
     >>> import numpy as np
     >>> import penalties as pn
     >>> pipeline = pn.Pipeline([
@@ -204,7 +208,8 @@ class Pipeline:
         terms = list(self.terms)
         for name, more in _mapping("with_options", "options", options).items():
             index = self._index("with_options", name)
-            terms[index] = _with_options(terms[index], more)
+            term = terms[index]
+            terms[index] = term.replace(options={**term.options, **more})
         return _made(tuple(terms), self.base, self.name, self.origin)
 
     def with_base(self, base: TermLike | None) -> "Pipeline":
@@ -270,7 +275,8 @@ class Pipeline:
         """Evaluate every term, and add them up.
 
         With one positional input every term gets it; else terms find their inputs by name. `weights` overrides
-        weights by name with numbers or arrays. Values are never looked at: see `LossOutput.check`.
+        weights by name with numbers or arrays. `step` is the number of the training step, which schedules and `every=`
+        need, and `state` the `out.state` of the call before. Values are never looked at: see `LossOutput.check`.
         """
         given = inputs_of(self, inputs, named)
         return run_call(self, given, run_inline, weights=weights, step=step, state=state)
@@ -308,12 +314,13 @@ class Pipeline:
     ) -> LossOutput:
         """As a call, with the gradient of the total and the norm of every term's.
 
-        `wrt` names the inputs that gradients are taken with respect to; without it, every input that requires grad
-        (JAX: every floating input). Each term is evaluated once; the total's gradient is the weighted sum of theirs.
-        `cosines=True` adds the cosines between the terms' gradients, `keep=True` each unscaled gradient, as
-        `out[name].gradient`; both add `out.gram` and hold the gradients of all terms at once. `accumulate=True` adds
-        the gradient to the `.grad` of torch parameters, as a backward would, and leaves `out.gradient` None: the total
-        has no graph then, and gradients of a loss scaler are yours to scale.
+        Inputs, `weights`, `step` and `state` are those of a call. `wrt` names the inputs that gradients are taken with
+        respect to; without it, every input that requires grad (JAX: every floating input). Each term is evaluated once;
+        the total's gradient is the weighted sum of theirs. `cosines=True` adds the cosines between the terms'
+        gradients, `keep=True` each unscaled gradient, as `out[name].gradient`; both add `out.gram` and hold the
+        gradients of all terms at once. `accumulate=True` adds the gradient to the `.grad` of torch parameters, as a
+        backward would, and leaves `out.gradient` None: the total has no graph then, and gradients of a loss scaler are
+        yours to scale.
 
         >>> import torch
         >>> import penalties as pn
@@ -386,10 +393,6 @@ def _as_base(base: TermLike) -> Term:
     if not same(base.weight, 1):
         raise OptionError("Pipeline", "base", base, "a function or a term of weight 1")
     return base.replace(name=BASE)
-
-
-def _with_options(term: Term, more: Mapping[str, Any]) -> Term:
-    return term.replace(options={**term.options, **more})
 
 
 def _remarks(term: Term) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who evaluates the groups of a call: the protocol, and the runner that does it here, in order."""
+"""What evaluates the groups of a call: the protocol of runners, and the inline one."""
 
 import math
 from collections.abc import Callable, Sequence

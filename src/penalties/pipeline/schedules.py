@@ -316,7 +316,7 @@ def from_config(table: Mapping[str, Any], weight: float = 1.0, *, steps: int | N
 
 
 def to_config(schedule: Schedule) -> dict[str, Any]:
-    """The table that `from_config` makes this schedule of. A function of your own has none, which is an error.
+    """The table that `from_config` makes this schedule of. Your own function has none, which is an error.
 
     >>> from penalties import schedules
     >>> schedules.to_config(schedules.warmup(0.05, steps=20))

@@ -140,6 +140,11 @@ class Targets:
                 return index
         return None
 
+    @property
+    def unread(self) -> str:
+        """Why a term that reads none of them has no gradient."""
+        return f"it does not read {', '.join(self.nests)}"
+
     def structured(self, gradients: Sequence[Any]) -> dict[str, Any]:
         """`{input: gradient}` with the structure of each input, and None where a leaf has none."""
         if self.plain:

@@ -28,6 +28,7 @@ __all__ = [
     "Scope",
     "Term",
     "Weight",
+    "check_step",
     "check_weight",
     "same",
     "weight_at",
@@ -75,11 +76,24 @@ def _known_arguments(make: Callable[P, None]) -> Callable[P, None]:
 class Term(Bound):
     """A function with a name, a weight, the inputs it reads, and where it runs. It never changes.
 
-    `fn` is a function, a callable object, a `Regularizer`, the name of a penalty that ships here, or a dotted path:
-    `"package.module:function"`. Its parameters without a default are its inputs, found by name; the others are
-    options. `inputs` renames them. Of a `torch.nn.Module` they are the parameters of `forward`.
-
-    `weight` is a number, a 0-d array, or a schedule: a function of the step, which the call is then given as `step=`.
+    - `fn`: a function, a callable object, a `Regularizer`, the name of a penalty that ships here, or a dotted path:
+      `"package.module:function"`. Its parameters without a default are its inputs, found by name; the others are
+      options. For a `torch.nn.Module` they are the parameters of `forward`.
+    - `weight`: a number, a 0-d array, or a schedule: a function of the step, which the call then gets as `step=`.
+    - `name`: unique in its pipeline; by default the function's.
+    - `inputs`: which inputs it reads instead: a name, names in order, or `{parameter: input}`.
+    - `options`: arguments of the function that are the same at every call.
+    - `enabled`: False leaves the term out.
+    - `differentiable`: False counts it as a constant; the function may then return a plain number.
+    - `runs`: where an executor runs it: `"inline"`, `"thread"`, `"process"`, `"async"` or `"ray"`.
+    - `timeout`: seconds before an executor gives up on it; None takes the executor's.
+    - `on_error`: `"skip"` leaves a term that fails out of the total, and keeps its error; `"raise"` raises it.
+    - `every`: it runs when `step % every == 0`.
+    - `idempotent`: True lets an executor run it again after its worker was lost.
+    - `chunk`: how many rows to compute at a time, for a sum or mean over more rows than fit into memory.
+    - `scope`: how trainers add it up over micro-batches and ranks: `"mean"`, `"sum"` or `"step"`.
+    - `separable`: your own function is a sum or mean over rows: True, or over `"tokens"` or `"sequences"`.
+    - `compile`: True makes a graph of it by torch.compile; a string names another of its backends.
 
     >>> import penalties as pn
     >>> pn.Term("kl_divergence", weight=0.1, inputs=("student", "teacher"), options={"direction": "reverse"})
@@ -143,7 +157,7 @@ class Term(Bound):
         if not callable(fn) and not isinstance(cast("object", fn), Regularizer):
             raise OptionError("Term", "fn", fn, "a function, a Regularizer, the name of a penalty, or a dotted path")
         if isinstance(fn, type):
-            raise OptionError("Term", "fn", fn.__name__, "a function or an object; that is a class: make one of it")
+            raise OptionError("Term", "fn", fn.__name__, "a function or an object; this is a class: pass an instance")
         if hasattr(fn, "value_and_grad"):
             raise OptionError("Term", "fn", fn, "a function; a pipeline cannot be a term: add its terms instead")
         put("name", _check_name(_default_name(fn) if name is None else name))
@@ -218,7 +232,7 @@ class Term(Bound):
         if separable is None or separable is False:
             return
         if isinstance(self.fn, Enclosing):
-            expected = "None: what is around a term needs the whole batch"
+            expected = "None: a wrapper needs the whole batch"
         elif facts is not None:
             expected = "None: a penalty says so itself"
         elif self.summed is None:
@@ -365,6 +379,15 @@ def weight_at(term: Term, step: Any) -> Weight:
     return check_weight(term.name, weight(step))
 
 
+def check_step(term: Term, step: Any) -> None:
+    """Raise if the call has no step, and the term or one that it wraps takes it."""
+    inside: Any = term
+    while step is None and isinstance(inside, Term):
+        if inside.needs_step:
+            raise InputError(f"{term.name}: takes the step; pass step= to the call")
+        inside = getattr(inside.fn, "term", None)
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two arguments are equal, arrays by their elements."""
     if a is b:
@@ -399,7 +422,7 @@ def _default_name(fn: Any) -> str:
         return _default_name(cast("Any", fn).func)
     name = _function_name(fn)
     if name == "<lambda>":
-        raise OptionError("Term", "name", None, "a name: a lambda has none of its own")
+        raise OptionError("Term", "name", None, "a name, since a lambda has none")
     if name is None:
         own = getattr(fn, "name", None)
         own = own() if callable(own) else own

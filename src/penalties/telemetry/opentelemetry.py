@@ -20,7 +20,7 @@ class OpenTelemetry(Sink):
 
     A span's attributes are `penalties.call`, `penalties.step` and so on, plus the flat metrics when it ends, such as
     `penalties.metrics.l1`. The span of a failed call records the exception and has the status ERROR. A pipeline inside
-    a custom loss is a child span; what `gradients.track` measures afterwards is a span of its own. Only the API is
+    a custom loss is a child span; what `gradients.track` measures afterwards is a separate span. Only the API is
     used: without an SDK, or if a span is not sampled, no value is read.
 
     >>> from opentelemetry import trace

@@ -1,4 +1,4 @@
-"""Ready-made terms, most of which need a library of their own. Importing them loads none of these libraries.
+"""Ready-made terms, most of which need their own library. Importing them loads none of these libraries.
 
 Every module has functions or objects for `Term`; a function may be named by a dotted path:
 `"penalties.terms.fairness:demographic_parity"`.

@@ -16,7 +16,7 @@ _ROUNDING: Final = 1e-4
 
 
 def probability_of(function: str, ops: Backend, x: Any, *, logits: bool) -> Any:
-    """Probabilities. What is none raises where values can be looked at, and is NaN elsewhere."""
+    """Probabilities. A number that is not one raises where values can be read, and is NaN elsewhere."""
     if logits:
         return ops.exp(log_sigmoids(ops, x)[..., 0])
     fixed = ops.stop_gradient(x)

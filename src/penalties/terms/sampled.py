@@ -1,4 +1,4 @@
-"""The gradient of an expectation from samples: what a score that nobody can differentiate says about probabilities."""
+"""The gradient of an expectation from samples: what a score that cannot be differentiated says about probabilities."""
 
 from collections.abc import Sequence
 from typing import Any, Final

@@ -21,7 +21,7 @@ _CALLS: Final = ("first call", "second call", "third call")
 def check_state(sample: Sample, step: float | None, tolerance: float | None, kinks: bool) -> list[Check]:
     """The state itself, and the second and third call, each with the state that the call before returned.
 
-    There is no state yet at the first call, so that most terms take a branch of their own there: a mistake in the other
+    There is no state yet at the first call, so that most terms take a separate branch there: a mistake in the other
     branch shows only later.
     """
     if not sample.term.takes_state:

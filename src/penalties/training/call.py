@@ -326,7 +326,7 @@ class Call:
     def backward(self, total: Any) -> bool:
         """Propagate a loss to the leaves; False if it has no gradient."""
         for leaf in trees.arrays(self.leaves):
-            # Whatever a function left there by a backward of its own.
+            # Whatever a function left there by its own backward.
             leaf.grad = None
         if not getattr(total, "requires_grad", False):
             return False
@@ -370,7 +370,8 @@ class Call:
                 norms = {one.name: one.grad_norm for one in terms if one.grad_norm is not None}
                 # Known where norms are measured.
                 term = next((term for term, norm in norms.items() if not math.isfinite(norm)), None)
-                raise NonFiniteError(kind, f"{where}: the gradient of the loss is {kind}; nothing was sent", term)
+                message = f"{where}: the gradient of the loss is {kind}; nothing was sent"
+                raise NonFiniteError(kind, message, term, "gradient")
 
     def check_constant(self, output: LossOutput) -> None:
         """Raise for a loss that reads the model but has no gradient: it would silently train nothing."""

@@ -34,9 +34,13 @@ def forward_backward_custom(
 
     `loss_fn(data, logprobs)` returns a loss, alone or with a dict of metrics, as in the SDK's own call. It can also be
     the name of a loss, a `Term`, or None for regularizers alone; a function with a parameter `reference` gets that
-    reference too. Terms read `data`, `logprobs` (one tensor per datum), `flat_logprobs` and `lengths`, `mask`, and
-    every reference by its name; with a model in this process also `params`, `logits` and `hidden.<layer>`.
-    `references` maps a name to one array per datum, or to a provider.
+    reference too. `regularizers` is a list of terms, or of dicts with their arguments, or a `Pipeline`. Terms read
+    `data`, `logprobs` (one tensor per datum), `flat_logprobs` and `lengths`, `mask`, and every reference by its name;
+    with a model in this process also `params`, `logits` and `hidden.<layer>`. `references` maps a name to one array per
+    datum, or to a provider. `weights`, `step` and `state` are those of a pipeline's call. `client` is one of the Tinker
+    SDK's, a `LocalTrainingClient`, or any with their methods, and `server` says how its server reduces a loss: "sums"
+    ("tinker") or "averages". Terms run on `executor`, by default one that calls share; `timeout` is for terms that have
+    none, in seconds.
 
     The call waits for the forward, runs each term where it says, and returns once the backward has been sent, so that
     an `optim_step` sent next comes after it. `track_grad_norms` measures the gradient of each term at its inputs; with
@@ -77,7 +81,7 @@ async def forward_backward_custom_async(
     cosines: bool = False,
     server: str = "tinker",
 ) -> TrainingFuture[Any]:
-    """`forward_backward_custom` without blocking the event loop.
+    """`forward_backward_custom`, with its arguments, without blocking the event loop.
 
     If the awaiting task is cancelled before the backward was sent, it is not sent.
 

@@ -87,14 +87,14 @@ def settle(future: "Future[T]", work: Callable[[], T]) -> None:
 
 
 def in_thread(work: Callable[[], T]) -> "Future[T]":
-    """A future of `work()`, which runs in a daemon thread of its own."""
+    """A future of `work()`, which runs in its own daemon thread."""
     future: Future[T] = Future()
     start_thread(lambda: settle(future, work), future, "penalties-future")
     return future
 
 
 def resolve(futures: Mapping[str, "Future[Any]"], work: Callable[[], Mapping[str, Any]]) -> None:
-    """Resolve several futures with the results of one function, by name; it runs in a daemon thread of its own."""
+    """Resolve several futures with the results of one function, by name; it runs in its own daemon thread."""
 
     def distribute(done: "Future[Mapping[str, Any]]") -> None:
         for name, future in futures.items():

@@ -189,7 +189,7 @@ class TestCheck:
         status, out, _ = run("check", write(tmp_path, text))
         assert status == 0
         assert 'note: references.before: model.adapter = "none" keeps a copy of the weights for it' in out
-        assert "note: model.dtype: weights are trained in it too, and small steps are rounded away" in out
+        assert "note: model.dtype: the weights are trained in it too, so small updates are rounded away" in out
         for change in ("model.adapter=lora", "model.dtype=float32"):
             assert run("check", write(tmp_path, text), "--set", change)[1] != out
 
@@ -326,7 +326,7 @@ class TestCode:
         for command in (("check", "--no-code"), ("train", "--run", tmp_path / "run")):
             status, _, err = run(*command, path)
             assert status == 2
-            assert f'"{model}" comes with code of its own, which is not run; choose a model that' in err
+            assert f'"{model}" comes with its own code, which is never run; choose a model that' in err
             assert not (model / "ran").exists()
 
     def test_code_of_a_model_on_a_server_is_the_business_of_its_sdk(

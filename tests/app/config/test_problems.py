@@ -243,7 +243,7 @@ MEANING = [
     ('[train]\nloss = "tests.app.config_terms:loss_of_reference"', "train.loss", ['found "initial"', "[references]"]),
     ('[data]\npath = "lins.jsonl"', "data.path", ["does not exist", "did you mean lines.jsonl?"]),
     ('[data]\npath = "no/such/folder.jsonl"', "data.path", ["does not exist"]),
-    ('[data]\npath = "."', "data.path", ["a folder", "a file, or a folder that save_to_disk of datasets wrote"]),
+    ('[data]\npath = "."', "data.path", ["a folder", "a file, or a folder written by save_to_disk of datasets"]),
     ('[data]\npath = "lines.jsonl"\neval_path = "x"', "data.eval_path", ["does not exist"]),
     ('[model]\nname = "./nothing"', "model.name", ["a folder with a model"]),
     ('[backend]\nbase_url = "http://localhost"', "backend.base_url", ['is for backend.kind = "tinker"', "remove it"]),

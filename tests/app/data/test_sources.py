@@ -118,7 +118,7 @@ class TestErrors:
 
     def test_what_is_not_a_dataset(self, tmp_path: Path) -> None:
         (tmp_path / "bad").mkdir()
-        assert "a folder that save_to_disk of datasets wrote" in problems(tmp_path, TEXT.format("bad", ""))["data.path"]
+        assert "a folder written by save_to_disk of datasets" in problems(tmp_path, TEXT.format("bad", ""))["data.path"]
         (tmp_path / "bad" / "state.json").write_text("{")
         with pytest.raises(DataError, match="cannot be read as a dataset"):
             stream(tmp_path, "bad")

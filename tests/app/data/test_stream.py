@@ -248,7 +248,7 @@ class TestBadLines:
 
     def test_a_file_without_a_good_line_is_an_error_all_the_same(self, tmp_path: Path) -> None:
         text = '[data]\npath = "lines.jsonl"\non_bad_line = "skip"'
-        assert "all 2 are bad, first line 1: is not JSON" in wrong(tmp_path, ["x", "y"], text)["file"]
+        assert "all 2 are bad; the first: line 1: is not JSON" in wrong(tmp_path, ["x", "y"], text)["file"]
         assert wrong(tmp_path, [], text) == {"file": "no line can be used: there is none"}
         assert wrong(tmp_path, ["", " "]) == {"file": "no line can be used: there is none"}
 

@@ -290,8 +290,8 @@ def test_so_does_one_that_was_written_with_other_values(run: Run, name: str, val
     found = latest(run)
     assert found is not None
     assert found.step == 2
-    assert f"checkpoint.json has no {name}" in found.damaged[0]
-    assert ", or none that it can have" in found.damaged[0]
+    assert f"checkpoint.json: {name}" in found.damaged[0]
+    assert " is missing or invalid" in found.damaged[0]
     # Neither are older ones removed in the wrong order, nor is anything raised.
     save(run, 6)
     assert names(run) == ["000004", "000006"]

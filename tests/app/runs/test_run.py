@@ -265,7 +265,7 @@ class TestRun:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("{}")
         before = sorted(path for path in tmp_path.rglob("*"))
-        with pytest.raises(RunError, match="files that are not of a run") as raised:
+        with pytest.raises(RunError, match="files that no run wrote") as raised:
             Run.create(tmp_path, CONFIG)
         assert named in str(raised.value)
         assert raised.value.status == 2

@@ -306,8 +306,8 @@ class TestNotes:
             (folder / "checkpoint.json").write_text(json.dumps({**about, "checksum": checksum}))
         for command in (["--run", str(run)], ["toy.toml", "--run", str(run)]):
             assert cli.main(["train", *command, "--resume", "--set", "train.steps=6"]) == 1
-            assert f"the checkpoint after 4 steps has no notes.{name}" in (said := error())
-            assert ", or none that it can have; remove it to resume from the one before, or start again" in said
+            assert f"the checkpoint after 4 steps cannot be used: notes.{name}" in (said := error())
+            assert " is missing or invalid; remove it to resume from the one before, or start again" in said
 
 
 class TestModules:
@@ -385,11 +385,11 @@ def test_a_name_that_is_not_utf8_is_an_error_before_anything_is_trained(
 ) -> None:
     odd = os.fsdecode(bytes(run.parent) + b"/odd-\xff")
     assert cli.main(["train", "toy.toml", "--run", odd]) == 2
-    assert r"odd-\udcff is not a name in UTF-8; choose another folder with --run" in error()
+    assert r"odd-\udcff is not valid UTF-8; choose another folder with --run" in error()
     assert not Path(odd).exists()
     run.rename(odd)
     assert cli.main(["train", "--run", odd, "--resume"]) == 2
-    assert "is not a name in UTF-8" in error()
+    assert "is not valid UTF-8" in error()
     Path(odd, "toy.toml").write_text((run.parent / "toy.toml").read_text())
     assert cli.main(["train", f"{odd}/toy.toml"]) == 2
     assert "data.path: found" in (said := error())

@@ -141,7 +141,7 @@ class TestChecks:
             wanted(path, "kl.weight=1,2", "kl.weight=uniform(0,1)").check()
 
     def test_a_folder_that_no_database_can_name_is_an_error(self, path: Path, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="a name has a ?"):
+        with pytest.raises(RunError, match=r"under a path with a \?"):
             found(wanted(path), tmp_path / "what?")
 
 

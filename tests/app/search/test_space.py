@@ -42,9 +42,9 @@ def test_a_value_is_set_as_it_is() -> None:
         ("kl.weight=log(0,1)", r"expected log\(low,high\) with 0 < low < high"),
         ("kl.weight=uniform(1,1)", r"expected uniform\(low,high\) with low < high"),
         ("kl.weight=uniform(0,inf)", "with low < high"),
-        ("kl.weight=1", "expected at least two values, each once"),
-        ("kl.weight=1,1", "expected at least two values, each once"),
-        ("kl.weight=1,,2", "expected at least two values, each once"),
+        ("kl.weight=1", "expected at least two different values"),
+        ("kl.weight=1,1", "expected at least two different values"),
+        ("kl.weight=1,,2", "expected at least two different values"),
     ],
 )
 def test_anything_else_is_an_error(text: str, told: str) -> None:

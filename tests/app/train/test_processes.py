@@ -332,6 +332,6 @@ def test_what_a_sharded_model_cannot_have_is_a_problem_of_the_config(
 
 def test_sharding_needs_a_fixed_number_of_tokens(tmp_path: Path) -> None:
     found = problems(tmp_path, '[train]\nshard = true\nmicro_batch_tokens = "auto"\n')
-    assert found["train.micro_batch_tokens"].startswith('found "auto"; expected a number of tokens with train.shard')
+    assert found["train.micro_batch_tokens"].startswith('found "auto"; expected a number with train.shard')
     found = problems(tmp_path, '[backend]\nkind = "tinker"\n[train]\nshard = true\n')
     assert "train.shard" in found

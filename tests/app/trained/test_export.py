@@ -118,7 +118,7 @@ class TestAdapter:
         trained = find(adapted.folder)
         named = trained.config.model.model_copy(update={"name": str(model)})
         changed = Trained(trained.run, trained.config.model_copy(update={"model": named}), trained.checkpoint)
-        with pytest.raises(RunError, match='model" comes with code of its own, which is not run'):
+        with pytest.raises(RunError, match='model" comes with its own code, which is never run'):
             export(changed, tmp_path / "to")
         assert not (model / "ran").exists()
         assert not (tmp_path / "to").exists()

@@ -236,7 +236,7 @@ class TestFailures:
         began = time.monotonic()
         pool.close()
         for one in (running, waiting):
-            with pytest.raises(pn.TermError, match="slow: the executor was closed before it was done"):
+            with pytest.raises(pn.TermError, match="slow: the executor was closed before it finished"):
                 one.result()
         assert time.monotonic() - began < PATIENCE
         eventually(lambda: gone(int(next(tmp_path.iterdir()).name)))

@@ -116,7 +116,7 @@ def test_a_compiled_step_of_pytorch_is_compiled_once_while_weights_move() -> Non
 
 def test_a_step_that_was_compiled_without_the_callback_is_logged_with_it() -> None:
     model = cases.model()
-    with pytest.warns(UserWarning, match="pass PenaltiesCallback"):
+    with pytest.warns(UserWarning, match="nothing moves it; pass callbacks"):
         cases.fit(model, 2)
     assert cases.fit(model, 2, callbacks=[PenaltiesCallback()])["loss/decay"][0] > 1
 
@@ -279,9 +279,7 @@ class TestMistakes:
         model = network(kernel_regularizer=Penalty("l2"))
         model.compile(None, "mse")
         x, _ = cases.data(2)
-        with pytest.raises(
-            pn.OptionError, match="optimizer=None; expected an optimizer, .* compile the model with one"
-        ):
+        with pytest.raises(pn.OptionError, match="optimizer=None; expected a model compiled with an optimizer"):
             model.evaluate(x, x[:, :2], verbose=0, callbacks=[PenaltiesCallback()])
 
     def test_a_regularizer_that_keras_does_not_track(self) -> None:

@@ -130,7 +130,7 @@ def test_variables_are_inputs_of_penalties_and_pipelines() -> None:
     np.testing.assert_allclose(
         keras.ops.convert_to_numpy(out.gradient["params"][0]), 2 * model.get_weights()[0], rtol=1e-6
     )
-    with pytest.raises(pn.BackendError, match="of a Keras variable pass its .value"):
+    with pytest.raises(pn.BackendError, match="for a Keras variable pass its .value"):
         pn.orthogonality(kernel)
 
 
@@ -147,7 +147,7 @@ def test_selection_and_capture_leave_regularizers_out() -> None:
 def test_a_schedule_that_nothing_moves_is_a_warning_in_a_step() -> None:
     model = network()
     model.compile("sgd", "mse")
-    with pytest.warns(UserWarning, match="rows: its weight is a schedule, and stays where it was") as warned:
+    with pytest.warns(UserWarning, match="rows: its weight is a schedule, and nothing moves it") as warned:
         model.fit(X, X[:, :2], verbose=0)
     assert len([one for one in warned if "rows" in str(one.message)]) == 1
     # Once, and not where a callback does.
@@ -169,7 +169,7 @@ def test_a_fit_without_the_callback_after_one_with_it_is_a_warning(first: str) -
     # Neither of these trains.
     model.evaluate(X, X[:, :2], verbose=0)
     model.predict(X, verbose=0)
-    with pytest.warns(UserWarning, match="rows: its weight is a schedule, and stays where it was") as warned:
+    with pytest.warns(UserWarning, match="rows: its weight is a schedule, and nothing moves it") as warned:
         model.fit(X, X[:, :2], verbose=0)
     assert len([one for one in warned if "rows" in str(one.message)]) == 1
 
@@ -193,7 +193,7 @@ class TestMistakes:
             ({"fn": "kl_divergence"}, "expected a function of one array; this one has these inputs: p, q"),
             ({"fn": lambda: 1.0, "name": "one"}, "these inputs: none"),
             ({"fn": lambda x, step: x.sum() * step, "name": "one"}, "expected a function without step or state"),
-            ({"fn": lambda x: x.sum()}, "a lambda has none of its own"),
+            ({"fn": lambda x: x.sum()}, "a name, since a lambda has none"),
             ({"fn": "l1", "weight": -1.0}, "weight=-1.0; expected a finite number of at least 0"),
             ({"fn": "l1", "weight": np.float32(0.1)}, "expected a number, or a schedule"),
             ({"fn": "l1", "weight": {"kind": "warmp"}}, "did you mean warmup"),

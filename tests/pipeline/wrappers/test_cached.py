@@ -152,7 +152,7 @@ class TestTerm:
     def test_function_whose_code_cannot_be_read_needs_a_version(self, tmp_path: Path) -> None:
         import math
 
-        with pytest.raises(pn.OptionError, match="expected a version=, or a function of a module with a file"):
+        with pytest.raises(pn.OptionError, match="expected a version=, or a function from a module file"):
             pn.Cached(pn.Term(math.hypot, inputs=("a", "b")), tmp_path)
         term = pn.Cached(pn.Term(math.hypot, inputs=("a", "b"), differentiable=False), tmp_path, version="1")
         assert [pn.Pipeline([term])(a=3.0, b=4.0).metrics()["hypot"] for _ in range(2)] == [5.0, 5.0]

@@ -152,7 +152,7 @@ class TestWrapping:
     @pytest.mark.parametrize("decay", [1.0, -0.1, math.nan, "0.9", True])
     def test_wrong_decay(self, decay: Any) -> None:
         for wrap in (pn.EMA, pn.Normalized):
-            with pytest.raises(pn.OptionError, match="decay=.* a number from 0 to 1, without 1"):
+            with pytest.raises(pn.OptionError, match="decay=.* a number from 0 to below 1"):
                 wrap(pn.Term(pn.l1), decay)
 
     def test_wrong_term(self) -> None:

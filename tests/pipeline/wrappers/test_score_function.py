@@ -183,7 +183,7 @@ class TestWrong:
             ({"logprobs": ""}, 'logprobs=""; expected the name of an input'),
             ({"logprobs": "lp", "mask": 3}, "mask=3; expected the name of an input"),
             ({"logprobs": "lp", "baseline": "best"}, 'baseline="best"; expected "mean", "leave_one_out" or "none"'),
-            ({"logprobs": "lp", "decay": 1.0}, "decay=1.0; expected a number from 0 to 1, without 1"),
+            ({"logprobs": "lp", "decay": 1.0}, "decay=1.0; expected a number from 0 to below 1"),
         ],
     )
     def test_options(self, arguments: Any, message: str) -> None:

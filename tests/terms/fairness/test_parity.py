@@ -214,10 +214,10 @@ def test_what_is_wrong_is_said() -> None:
         (parity, (groups[:-1],), {}, pn.ShapeError, "the number of a group for each row of p"),
         (parity, (groups - 1,), {}, pn.OptionError, "groups=-1.0; expected the number of a group, from 0 to 1"),
         (parity, (groups,), {"count": 2}, pn.OptionError, "from 0 to 1"),
-        (parity, (groups + 90210,), {}, pn.OptionError, "numbers below 100, from 0 on, or count="),
+        (parity, (groups + 90210,), {}, pn.OptionError, "numbers from 0 to 99, or count="),
         (parity, (groups,), {"count": 0}, pn.OptionError, "a whole number of at least 1"),
         (parity, (groups + 0.5,), {}, pn.BackendError, "whole numbers"),
-        (parity, (np.eye(3)[groups],), {"count": 2}, pn.OptionError, "None or 3, as groups has columns"),
+        (parity, (np.eye(3)[groups],), {"count": 2}, pn.OptionError, "None or 3, the number of columns"),
         (parity, (-np.eye(3)[groups],), {}, pn.OptionError, "numbers of at least 0"),
         (parity, (groups,), {"violation": "gap"}, pn.OptionError, "max"),
         (parity, (groups,), {"permutations": -1}, pn.OptionError, "a whole number of at least 0"),
@@ -232,7 +232,7 @@ def test_what_is_wrong_is_said() -> None:
     for fn, arguments, options, kind, message in wrong:
         with pytest.raises(kind, match=message):
             fn(*arguments, **options)
-    with pytest.raises(pn.OptionError, match="the number of groups: on a GPU, in JAX"):
+    with pytest.raises(pn.OptionError, match="the number of groups, which cannot be read from labels on a GPU"):
         demographic_parity(jax.numpy.asarray(p), jax.numpy.asarray(groups))
 
 

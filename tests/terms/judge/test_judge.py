@@ -263,7 +263,7 @@ def test_what_is_no_text_is_an_error(samples: Any, message: str):
         (torch.ones(1, 13, 8), None, pn.ShapeError, "samples has 13 positions; expected at most 12"),
         (torch.ones(2, 2, 8), torch.ones(2), pn.ShapeError, r"mask has shape \(2,\); expected \(2, 2\)"),
         (torch.ones(2, 2, 8), [1, 2], pn.ShapeError, "mask has shape a list; expected"),
-        (torch.ones(1, 2, 8), torch.tensor([[0, 1]]), pn.OptionError, "none after one that is left out"),
+        (torch.ones(1, 2, 8), torch.tensor([[0, 1]]), pn.OptionError, "padding only at the end"),
         (torch.ones(1, 2, 8), torch.zeros(1, 2), pn.OptionError, "at least one position"),
         (torch.full((1, 2, 8), 3.0), None, pn.OptionError, "samples=3.0; expected probabilities from 0 to 1"),
         (

@@ -227,7 +227,7 @@ def test_half_precision_is_computed_in_single():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "rules, functional relations or closed ones"),
+        ({}, "at least one rule, functional or closed relation"),
         ({"functional": ["lies on"]}, 'functional="lies on"; expected a relation of the base: .*did you mean lies in'),
         ({"closed": "lies in"}, 'closed="lies in"; expected a list of the names of relations'),
         ({"rules": [("a", "b")]}, r"expected a list of Rule\(body, head\)"),

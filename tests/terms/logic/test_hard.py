@@ -258,7 +258,7 @@ def test_inside_compilers_it_says_why_not() -> None:
         (np.ones((2, 3)), {"rules": "print(a)"}, pn.OptionError, "comparisons, distinct"),
         (np.ones((2, 3)), {"rules": "a =="}, pn.OptionError, "comparisons, distinct"),
         (np.ones((2, 3)), {"rules": "a == 1 #" + "x" * 10_000}, pn.OptionError, "a rule of 1 to 10000 characters"),
-        (np.ones((2, 3)), {"rules": {"a": "a == 1"}}, pn.OptionError, "named otherwise than variables and facts"),
+        (np.ones((2, 3)), {"rules": {"a": "a == 1"}}, pn.OptionError, "names differ from those of variables and facts"),
         (np.ones((2, 3)), {"rules": lambda v: {}}, pn.OptionError, "a function that returns {name: formula of Z3}"),
         (np.ones((2, 3)), {"rules": "a == 1", "kind": "class"}, pn.OptionError, "classes"),
         (np.ones((2, 3)), {"rules": "a == 1", "loss": "mse"}, pn.OptionError, "cross_entropy"),

@@ -115,7 +115,7 @@ def test_headers_without_end_are_not_read():
 
 def test_a_compressed_answer_is_not_unpacked():
     bomb = gzip.compress(b" " * 2**24)
-    assert "is compressed, which it was asked not to be" in str(fails(with_body(bomb, Content_Encoding="gzip")))
+    assert "is compressed, although the request" in str(fails(with_body(bomb, Content_Encoding="gzip")))
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
@@ -158,7 +158,7 @@ def test_what_is_no_answer_is_an_error(sent: bytes, message: str):
     ],
 )
 def test_what_is_no_json_is_an_error(body: bytes):
-    assert "the answer is no JSON" in str(fails(with_body(body)))
+    assert "the answer is not JSON" in str(fails(with_body(body)))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_password_in_an_address_is_an_error_that_does_not_show_it(address: str
 def test_keys_in_the_query_of_an_address_are_sent_and_not_shown():
     with serving(with_body("no")) as service:
         validation = Validation(f"{service.url}?key=s3cr3t", timeout=5.0)
-        with pytest.raises(pn.ServiceError, match="/validate: the answer is no JSON") as caught:
+        with pytest.raises(pn.ServiceError, match="/validate: the answer is not JSON") as caught:
             validation(["a"])
     assert service.requests[0].line == "POST /validate?key=s3cr3t HTTP/1.1"
     assert "s3cr3t" not in f"{caught.value} {validation!r}"

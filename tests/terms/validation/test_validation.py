@@ -322,7 +322,7 @@ def test_a_step_is_skipped_when_the_service_fails():
         )
         out = executor.run(pn.Pipeline([term, pn.Term(pn.l1, inputs="w")]), {"x": ["a"], "w": torch.ones(2)})
     assert out.metrics()["total"] == 2
-    assert str(out["validation"].error).endswith("/validate: the answer is no JSON")
+    assert str(out["validation"].error).endswith("/validate: the answer is not JSON")
     assert isinstance(out["validation"].error.__cause__, pn.ServiceError)
 
 

@@ -245,7 +245,7 @@ class TestRefusals:
         ):
             call(name, a, a, mask=[np.ones(2), np.ones(2)])
         b = drawn([2, 3], 3)
-        with pytest.raises(pn.ShapeError, match=f"{name}: datum 1: .* alike in all data"):
+        with pytest.raises(pn.ShapeError, match=f"{name}: datum 1: .* the same kind in all data"):
             call(name, b, b, mask=[np.ones(2), np.ones((3, 3))])
 
     @pytest.mark.parametrize("name", NAMES)

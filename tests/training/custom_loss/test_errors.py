@@ -100,10 +100,11 @@ class TestBadInput:
 
     def test_a_gradient_too_large_to_be_sent(self) -> None:
         client = RemoteClient(averages=True)
-        with pytest.raises(pn.NonFiniteError, match="datum 0: the gradient of the loss is too large"):
+        with pytest.raises(pn.NonFiniteError, match="datum 0: the gradient of the loss is too large") as raised:
             forward_backward_custom(
                 client, batch(3, 2), lambda d, lp: 1e38 * (lp[0] - lp[0].detach()).sum(), server="averages"
             )
+        assert raised.value.phase == "gradient"
         assert [name for name, _ in client.calls] == ["forward"]
 
     def test_a_client_that_lacks_a_method(self) -> None:
@@ -197,8 +198,9 @@ class TestBadInput:
             return sum((0 * one).abs().sqrt().sum() for one in logprobs[1:])
 
         client = RemoteClient()
-        with pytest.raises(pn.NonFiniteError, match="datum 1: the gradient of the loss is nan; nothing was sent"):
+        with pytest.raises(pn.NonFiniteError, match="datum 1: the gradient of the loss is nan; nothing") as raised:
             forward_backward_custom(client, batch(2, 2), steep)
+        assert raised.value.phase == "gradient"
         assert [name for name, _ in client.calls] == ["forward"]
 
     def test_a_forward_that_fails_is_raised_as_it_is(self) -> None:

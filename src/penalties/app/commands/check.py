@@ -34,7 +34,7 @@ __all__ = ["command"]
 )
 @debug
 def command(config: str | None, overrides: tuple[str, ...], as_json: bool, quiet: bool, code: bool, model: bool) -> int:
-    """List every problem of a config.
+    """List every problem with a config.
 
     CONFIG is a TOML file; without it, or with `demo`, the built-in config is checked. Files, functions, options and
     every line of the data are checked; nothing is trained. The modules of your own functions are imported, which runs
@@ -242,10 +242,10 @@ def _notes(config: "Config") -> list[Problem]:
     ]
     if needs_copy(config):
         copied = [name for name, one in config.references.items() if one.kind == "initial"]
-        why = 'model.adapter = "none" keeps a copy of the weights for it, which takes their memory once more'
+        why = 'model.adapter = "none" keeps a copy of the weights for it, which takes as much memory again'
         notes.append(Problem(f"references.{copied[0]}", why))
     if config.model.adapter == "none" and config.model.dtype in ("bfloat16", "float16"):
-        why = "weights are trained in it too, and small steps are rounded away; without it they are float32"
+        why = "the weights are trained in it too, so small updates are rounded away; without it they are float32"
         notes.append(Problem("model.dtype", why))
     if config.backend.kind == "tinker" and not os.environ.get("TINKER_API_KEY"):
         notes.append(Problem("backend.kind", "TINKER_API_KEY is not set in the environment; training needs it"))

@@ -88,14 +88,14 @@ def several(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--jobs",
         type=click.IntRange(1),
-        help="Runs at once: one, or on Ray as many as it has room for. Each has a GPU where there are several.",
+        help="Runs at once: one by default, on Ray as many as fit. With several GPUs each run gets one.",
     )
     @click.option(
         "--ray",
         is_flag=False,
         flag_value=_HERE,
         metavar="[ADDRESS]",
-        help="Train on a Ray cluster: that of RAY_ADDRESS, else one on this machine.",
+        help="Train on a Ray cluster: the one at RAY_ADDRESS, or else a new one on this machine.",
     )
     @functools.wraps(command)
     def taking(*arguments: Any, jobs: int | None, ray: str | None, **options: Any) -> Any:

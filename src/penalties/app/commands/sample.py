@@ -1,4 +1,4 @@
-"""`penalties sample`: let the model of a run continue prompts."""
+"""`penalties sample`: continue prompts with the model of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,7 @@ __all__ = ["command"]
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @checkpoint
 @click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Samples per prompt.")
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a sample, at most."
-)
+@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="The most tokens per sample.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
@@ -27,11 +25,11 @@ __all__ = ["command"]
     show_default=True,
     help="0 always takes the likeliest token, 1 samples from the model's own distribution.",
 )
-@click.option("--top-k", type=click.IntRange(1), help="Sample from this many of the likeliest tokens.")
+@click.option("--top-k", type=click.IntRange(1), help="Sample only from this many of the likeliest tokens.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Sample from the likeliest tokens up to this probability.",
+    help="Sample only from the likeliest tokens that together have this probability.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The seed of the samples.")
 @device
@@ -50,7 +48,7 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Let the model of RUN continue each PROMPT.
+    """Continue each PROMPT with the model of RUN.
 
     Prompts are read as in training: give them as they are in the data, with a space at the end if those have one. A
     model that was trained on messages answers each as the turn of a user, by the tokenizer's chat template.

@@ -40,13 +40,13 @@ _METRIC: Final = "eval.base_loss"
     metavar="NAME",
     help=f"A metric of the last evaluation that is to be low; {_METRIC} by default. Several make a Pareto front.",
 )
-@click.option("--maximize", "highest", multiple=True, metavar="NAME", help="A metric that is to be high.")
+@click.option("--maximize", "highest", multiple=True, metavar="NAME", help="A metric to maximize.")
 @click.option(
     "--constraint",
     "limits",
     multiple=True,
     metavar="NAME<LIMIT",
-    help="A limit to a metric, such as kl<0.1, in quotes.",
+    help="A limit on a metric, such as kl<0.1, in quotes.",
 )
 @folder_of("runs")
 @click.option("--resume", is_flag=True, help="Resume a search; finished runs are kept.")
@@ -68,7 +68,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train CONFIG with values that Optuna proposes, and show which made a metric best.
+    """Train CONFIG with values that Optuna proposes, and show which gave the best metric.
 
     With constraints or several metrics, the report has their Pareto front.
     """

@@ -20,7 +20,7 @@ __all__ = ["command"]
 @quiet
 @debug
 def command(runs: Sequence[Path], port: int, quiet: bool) -> None:
-    """Serve the report of runs on this machine, up to date while they go on.
+    """Serve the report of runs on this machine, kept up to date while they train.
 
     Ctrl-C ends it.
     """

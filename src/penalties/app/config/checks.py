@@ -126,7 +126,7 @@ def checked(config: "Config", raw: Mapping[str, Any], *, code: bool) -> list[Pro
     Functions of the user's are looked up, which runs their modules, only if `code` says so.
     """
     terms, named = raw.get("term"), raw.get("references")
-    # A reference with a problem of its own still exists.
+    # A reference with its own problem still exists.
     references = {*config.references, *(cast("dict[str, Any]", named) if isinstance(named, dict) else ())}
     given = cast("list[Any]", terms) if isinstance(terms, list) else []
     return [
@@ -158,7 +158,7 @@ def _files(config: "Config") -> Iterator[Problem]:
         # Those of os.path say no where a name is too long.
         if os.path.isdir(path):
             if not os.path.isfile(path / "state.json") and not os.path.isfile(path / "dataset_dict.json"):
-                form = "a file, or a folder that save_to_disk of datasets wrote"
+                form = "a file, or a folder written by save_to_disk of datasets"
                 yield Problem(f"data.{key}", f'found "{given}", a folder; expected {form}')
         elif os.path.exists(path) and not os.path.isfile(path):
             yield Problem(f"data.{key}", f'found "{given}", a pipe or device; expected a file')
@@ -187,7 +187,7 @@ def _best(config: "Config") -> Iterator[Problem]:
     if train.best_by is None:
         for key in ("best_is", "min_improvement", "patience"):
             if getattr(train, key) != type(train).model_fields[key].default:
-                message = f"found {shown(getattr(train, key))}, but there is no train.best_by to apply it to; add that"
+                message = f"found {shown(getattr(train, key))}, but there is no train.best_by to apply it to; set both"
                 yield Problem(f"train.{key}", message)
     elif config.data.eval_path is None:
         yield Problem("train.best_by", f"found {shown(train.best_by)}, but nothing is evaluated; add data.eval_path")
@@ -201,7 +201,7 @@ def _shard(config: "Config") -> Iterator[Problem]:
         given = shown(getattr(getattr(config, name), key))
         yield Problem(path, f"found {given}, which a model with train.shard cannot have yet; remove one of the two")
     if config.train.micro_batch_tokens == "auto":
-        why = "expected a number of tokens with train.shard: where memory runs out, the other processes would wait"
+        why = "expected a number with train.shard: a process that runs out of memory would keep the others waiting"
         yield Problem("train.micro_batch_tokens", f'found "auto"; {why}')
 
 

@@ -50,9 +50,9 @@ class Config(Table):
     term: list[TermTable] = Field(default=[])
     """The terms of the objective, beside the base loss."""
     executor: ExecutorTable = ExecutorTable()
-    """Where terms run that do not run in the loop itself, and for how long."""
+    """Where terms run if not in the loop itself, and for how long."""
     samples: SamplesTable = SamplesTable()
-    """What the model says at each evaluation, and metrics of the task over that."""
+    """What the model says at each evaluation, and task metrics over it."""
     sinks: SinksTable = SinksTable()
     """Where metrics go besides the run's own log."""
     _folders: tuple[str, ...] = PrivateAttr(default=())

@@ -346,7 +346,7 @@ def _reads(where: str, term: Term, config: "Config", references: Sequence[str], 
         targets = [of for name in term.inputs.values() if (of := likeliest_of(name)) and of not in _top_k(config)]
         if not unknown and targets:
             if targets[0] not in config.references:
-                # It has a problem of its own.
+                # It has its own problem.
                 return
             fix = f"set references.{targets[0]}.top_k, or read logprobs"
             yield Problem(where, f'found "logprobs.{targets[0]}", but {targets[0]} has no likeliest tokens; {fix}')

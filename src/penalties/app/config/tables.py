@@ -62,7 +62,7 @@ class ModelTable(Table):
     dtype: _Text | None = None
     """The precision, such as `"bfloat16"`; by default that of the files, or float32 without adapter. Local backend."""
     quantize: Literal["4bit", "8bit"] | None = None
-    """Bits of a frozen weight, which save memory (bitsandbytes; with 4, QLoRA); by default all. Local backend."""
+    """Bits per frozen weight, to save memory (bitsandbytes; 4 is QLoRA); by default all. Local backend."""
     attention: _Text | None = None
     """How transformers computes attention: `"sdpa"`, `"eager"`, `"flash_attention_2"` or another. Local backend."""
     compile: bool | _Text = False
@@ -146,7 +146,7 @@ class TrainTable(Table):
     reduction: Literal["mean", "sum"] = "mean"
     """Whether cross_entropy and importance_sampling are means or sums over the learned tokens of a batch."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """AdamW, or with its moments in 8 bits, which save memory (bitsandbytes). Local backend."""
+    """AdamW, or AdamW with moments in 8 bits, to save memory (bitsandbytes). Local backend."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     """The learning rate of AdamW: about how far a step moves each weight."""
     schedule: ScheduleTable | None = None
@@ -184,12 +184,12 @@ class TrainTable(Table):
 
 
 class ExecutorTable(Table):
-    """Where terms run that do not run in the loop itself, and for how long."""
+    """Where terms run if not in the loop itself, and for how long."""
 
     workers: _Count | None = None
-    """The number of threads, and of processes, that run terms at once; by default that of processors."""
+    """The number of threads, and of processes, that run terms at once; by default the number of processors."""
     timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT)] = 30.0
-    """Seconds until a term times out that has no timeout of its own."""
+    """The timeout in seconds of a term that does not set its own."""
     sequential: bool = False
     """Whether every term runs in the loop itself, in order, whatever its `runs` is: for debugging."""
     ray_address: _Text | None = None
@@ -197,7 +197,7 @@ class ExecutorTable(Table):
 
 
 class SamplesTable(Table):
-    """What the model says at each evaluation, and metrics of the task over that."""
+    """What the model says at each evaluation, and task metrics over it."""
 
     prompts: list[_Text] = Field(default=[])
     """Prompts that the model continues at each evaluation; the log, the display and the report show what it says."""
@@ -335,7 +335,7 @@ class CachedTable(Table):
     folder: _Text
     """The folder of the results, which runs may share."""
     max_bytes: _Count = 2**30
-    """The most that they take together; the least recently used go first."""
+    """Their maximum total size; the least recently used go first."""
     version: str = ""
     """A part of the key: change it when the function would return something else and its module does not show it."""
 

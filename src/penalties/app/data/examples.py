@@ -143,7 +143,7 @@ def _chat(field: str, given: Any) -> Chat:
         raise Bad(f"{field} is {found}; expected a list of messages, each with role and content")
     messages = _messages(field, cast("list[Any]", given))
     if all(message["role"] != "assistant" for message in messages):
-        raise Bad(f'{field} has no message of role "assistant", from which something could be learned')
+        raise Bad(f'{field} has no message of role "assistant", so there is nothing to learn')
     return Chat(messages)
 
 

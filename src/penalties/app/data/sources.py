@@ -55,7 +55,7 @@ class Source(ABC):
             return self.problems
         if self._numbers:
             return []
-        there = f"all {self.bad} are bad, first {self.problems[0]}" if self.problems else "there is none"
+        there = f"all {self.bad} are bad; the first: {self.problems[0]}" if self.problems else "there is none"
         return [Problem("file", f"no {self.unit} can be used: {there}")]
 
     def _add(self, number: int, found: "Bad | Example") -> bool:

@@ -40,7 +40,7 @@ class Failure(NamedTuple):
     status: int | None = None
     """If the others would fail for the same reason, such as a full disk: the exit status of the program."""
     interrupted: bool = False
-    """Whether it stopped because it was told to."""
+    """Whether it stopped because the user interrupted it."""
 
 
 class Workers(Protocol):

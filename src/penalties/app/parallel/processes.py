@@ -1,4 +1,4 @@
-"""Processes on this machine that train runs, each with a GPU of its own where there are several."""
+"""Processes on this machine that train runs, each with its own GPU where there are several."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""The process of a worker: `python -m penalties.app.parallel.worker` trains the runs that it is told to.
+"""The process of a worker: `python -m penalties.app.parallel.worker` trains the runs that it receives.
 
 It reads a line of JSON for each order, and answers in the same way. When its orders end, so does the process, at once:
 then whoever gave them was killed, and the run can be resumed from its last checkpoint.
@@ -34,7 +34,7 @@ _HELD: Final = 10.0
 
 def main() -> None:
     """Obey orders until there are no more."""
-    # Whatever a term prints goes where errors go: answers have a stream of their own.
+    # Whatever a term prints goes where errors go: answers have their own stream.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -45,7 +45,7 @@ _HERE: Final = Path(__file__).parent
 _SCRIPT: Final = ("numbers", "runs", "scales", "figure", "group", "lines", "marks", "points", "scatter", "menu", "page")
 """The files of the page's script, in their order: each uses those before it."""
 _ITS_OWN: Final = ("ranking", "compared")
-"""Findings that an ablation or a search has of its own, by tests rather than by the order of numbers."""
+"""Findings that only an ablation or a search has, by tests rather than by the order of numbers."""
 _SMOOTHED: Final = 300
 """From this number of steps on, charts are smoothed a little at first."""
 
@@ -151,7 +151,7 @@ def _thinned(longest: int, buckets: int, exact: bool) -> str:
     if longest <= 3 * buckets:
         return digits
     kept = f"Charts keep the minimum, the maximum and the last of each of {steps_shown(buckets)} parts of a long run"
-    return f"{digits}{kept}; what is smoothed are the means of these parts. The log has every step. "
+    return f"{digits}{kept}; curves are smoothed over the means of these parts. The log has every step. "
 
 
 @functools.cache

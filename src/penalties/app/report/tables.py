@@ -120,7 +120,7 @@ class Samples:
 
 
 def samples(run: RunLog) -> Samples | None:
-    """What the model said at evaluations from the first to the last; None if it was not asked."""
+    """What the model said at evaluations from the first to the last; None if it was not sampled."""
     steps = sorted(step for step, said in run.spoken.items() if said)
     count = min(len(steps), _SAMPLED)
     some = [steps[round(place * (len(steps) - 1) / max(1, count - 1))] for place in range(count)]

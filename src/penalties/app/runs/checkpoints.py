@@ -211,7 +211,7 @@ def _read(folder: Path, step: int) -> "About":
     try:
         said = About.model_validate(about)
     except ValueError as error:
-        raise _DamagedError(f"{_ABOUT} has no {wrong(error)}, or none that it can have") from error
+        raise _DamagedError(f"{_ABOUT}: {wrong(error)} is missing or invalid") from error
     if said.step != step:
         raise _DamagedError(f"it is the checkpoint after step {said.step}")
     found = _checksums(folder)

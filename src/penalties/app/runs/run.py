@@ -152,7 +152,7 @@ class Run:
             str(self.folder.absolute()).encode()
         except UnicodeEncodeError:
             raise RunError(
-                f"{self.folder.absolute()} is not a name in UTF-8; choose another folder with --run", 2
+                f"{self.folder.absolute()} is not valid UTF-8; choose another folder with --run", 2
             ) from None
         for name in (*_FILES, *_FOLDERS):
             path = self.folder / name
@@ -176,7 +176,7 @@ class Run:
         if others:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             raise RunError(
-                f"{self.folder} has files that are not of a run: {others[0]}{more}; choose another folder with --run",
+                f"{self.folder} has files that no run wrote: {others[0]}{more}; choose another folder with --run",
                 2,
             )
 

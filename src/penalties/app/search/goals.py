@@ -39,7 +39,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A limit to a metric."""
+    """A limit on a metric."""
 
     name: str
     highest: bool

@@ -97,7 +97,7 @@ def _optuna() -> Any:
 
 def _storage(optuna: Any, folder: Path) -> Any:
     if "?" in str(folder):
-        raise RunError(f"{folder}: a search cannot be stored where a name has a ?; choose another folder with --run", 2)
+        raise RunError(f"{folder}: no search can be stored under a path with a ?; choose another folder with --run", 2)
     with writing(folder / _STUDY):
         return optuna.storages.RDBStorage(f"sqlite:///{folder / _STUDY}")
 

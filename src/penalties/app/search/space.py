@@ -55,7 +55,7 @@ def range_of(text: str) -> Range:
     if found is None:
         choices = tuple(value_of(part.strip()) for part in rest.split(","))
         if "" in choices or len(set(map(repr, choices))) < max(2, len(choices)):
-            raise RunError(f"--over {text}: expected at least two values, each once, such as model.rank=4,8,16", 2)
+            raise RunError(f"--over {text}: expected at least two different values, such as model.rank=4,8,16", 2)
         return Range(key, "choice", choices)
     kind = found[1]
     try:

@@ -18,7 +18,7 @@ def needs_code(error: Exception) -> bool:
 def own_code(model: str) -> str:
     """What is wrong with a model that needs code."""
     return (
-        f'"{model}" comes with code of its own, which is not run; choose a model that transformers can load without it'
+        f'"{model}" comes with its own code, which is never run; choose a model that transformers can load without it'
     )
 
 

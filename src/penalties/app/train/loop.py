@@ -63,8 +63,8 @@ class TermFailed(PenaltiesError):
         self.term: str | None = error.term
         self.finite: bool = not isinstance(error, NonFiniteError)
         """Whether it failed in another way than by a number that is NaN or infinite."""
-        self.of_gradient: bool = "the gradient of the loss is" in str(error)
-        """Whether that number is in the gradient of all terms together, rather than in what the model returned."""
+        self.of_gradient: bool = not self.finite and error.phase == "gradient"
+        """Whether that number is in the gradient of the loss, rather than in what the model or a term returned."""
         if not evaluating:
             where = f"at step {step + 1}"
         else:

@@ -49,6 +49,6 @@ class Notes(BaseModel, strict=True):
         except ValueError as error:
             after = counted(checkpoint.step, "step")
             raise RunError(
-                f"the checkpoint after {after} has no notes.{wrong(error)}, or none that it can have; remove it to "
-                "resume from the one before, or start again in another folder"
+                f"the checkpoint after {after} cannot be used: notes.{wrong(error)} is missing or invalid; remove it "
+                "to resume from the one before, or start again in another folder"
             ) from error

@@ -1,4 +1,4 @@
-"""The model of a run in a folder of its own, as transformers, peft and vLLM load it.
+"""The model of a run in a separate folder, as transformers, peft and vLLM load it.
 
 model/
 ├── adapter_config.json, adapter_model.safetensors     the adapter; or
@@ -86,7 +86,7 @@ def _write_adapter(trained: Trained, part: Path) -> None:
         try:
             generation = transformers.GenerationConfig.from_pretrained(base)
         except OSError:
-            # Not every model has a file of its own for it.
+            # Not every model has its own file for it.
             config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
             generation = transformers.GenerationConfig.from_model_config(config)
         tokenizer = _tokenizer(trained)

@@ -168,7 +168,7 @@ def _divided_by(scale: float, gradient: Any) -> Any:
 
 
 def _point(x: "Tensor") -> "Tensor":
-    """`x` as a tensor of its own: a graph that ends there is the function's alone."""
+    """`x` as a separate tensor: a graph that ends there is the function's alone."""
     if x.requires_grad:
         return x.view_as(x)
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()

@@ -14,7 +14,7 @@ __all__ = ["is_sharded", "placed", "whole"]
 
 
 def is_sharded(x: object) -> bool:
-    """Whether this is a DTensor; nobody has one before its module is loaded, which takes a second."""
+    """Whether this is a DTensor; there is none before its module is loaded, which takes a second."""
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 

@@ -1,4 +1,4 @@
-"""Terms that are awaited, each on an event loop of its own, never on the caller's."""
+"""Terms that are awaited, each on its own event loop, never on the caller's."""
 
 import asyncio
 import contextlib
@@ -107,7 +107,7 @@ class Async:
 
 
 class _Loop:
-    """An event loop that runs in a thread of its own until it is stopped."""
+    """An event loop that runs in its own thread until it is stopped."""
 
     def __init__(self) -> None:
         self.users: int = 0
@@ -253,7 +253,7 @@ class _RunningAsync:
                 raise
             end = "was cancelled"
             if late.abandoned:
-                end = "could not be cancelled, since it blocks or ignores that: it runs on"
+                end = "could not be cancelled, because it blocks or ignores cancellation: it still runs"
                 self.pool.retire_loop(self.name)
             message = f"took more than {thread.timeout:g} s, and {end}"
             raise TermTimeoutError(thread.name, message, abandoned=late.abandoned) from None
@@ -274,7 +274,7 @@ class _RunningAsync:
 
 
 def _close_unstarted(awaitable: Any) -> None:
-    """Close a coroutine that never began, because the loop ended first: Python would warn that nobody awaited it."""
+    """Close a coroutine that never began, because the loop ended first: Python would warn that it was never awaited."""
     if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
         awaitable.close()
 

@@ -26,7 +26,7 @@ _STARTING: Final = 60.0
 """Seconds that a broker may take to start, and a worker to connect."""
 
 _HELLO: Final = 5.0
-"""Seconds in which a worker that has connected says who it is."""
+"""Seconds within which a connected worker must identify itself."""
 
 _ENDING: Final = 5.0
 """Seconds that a broker may take to end before it is killed."""

@@ -10,7 +10,7 @@ from ..slots import Slot
 
 __all__ = ["NO_ANSWER", "Connected", "GoneError", "exists"]
 
-NO_ANSWER: Final = "its worker sent something that is not an answer"
+NO_ANSWER: Final = "its worker sent an invalid answer"
 
 _SENDING: Final = 5.0
 """Seconds in which a few bytes are sent."""

@@ -204,7 +204,7 @@ class _Exchange:
         """Send it, and wait for its end; raises `TermTimeoutError` where it is late, and `GoneError`."""
         shortest, longest = _TAKING
         deadline = time.monotonic() + min(max(self._running.timeout, shortest), longest)
-        late: Exception = GoneError("its worker did not take it")
+        late: Exception = GoneError("its worker did not accept it")
         before = 0
         self.sent = True
         self._connected.send(slot)
@@ -243,7 +243,7 @@ class _Exchange:
         try:
             return room.read(offset)[:2]
         except (TypeError, ValueError, MemoryError) as error:
-            raise GoneError("its worker wrote something that is not a result") from error
+            raise GoneError("its worker wrote an invalid result") from error
         finally:
             if self._room is not None:
                 self._room.close()

@@ -33,7 +33,7 @@ class RayPool(WorkerPool):
     names (`RAY_ADDRESS`), else one on this machine, which ends with the executor. penalties, and the modules that a
     term's function comes from, have to be installed on the cluster's machines.
 
-    There are as many actors as terms to run at once, each on a processor of its own until the executor is closed: at
+    There are as many actors as terms to run at once, each on its own processor until the executor is closed: at
     most as many as the cluster has processors, or `max_workers` where that is more, since actors that wait for room are
     what makes an autoscaling cluster grow.
     """
@@ -160,7 +160,7 @@ class _RayWorker(Worker):
         except ray.exceptions.GetTimeoutError:
             self.kill()
             if not reached:
-                running.lose(f"its worker ({self.address}) did not take it", began=False, counts=not self.used)
+                running.lose(f"its worker ({self.address}) did not accept it", began=False, counts=not self.used)
                 return
             what = f"took more than {running.timeout:g} s" if began else f"was not loaded within {LOADING:g} s"
             running.fail(TermTimeoutError(running.name, f"{what}; its worker on the cluster was killed"))

@@ -92,7 +92,7 @@ def _connected(options: dict[str, Any], connected: "Future[None]", over: threadi
     connected.set_result(None)
     over.wait()
     wait(list(_calls), _STARTING)
-    # The caller may have closed it, and made a connection of their own since.
+    # The caller may have closed it, and made their own connection since.
     if ray.is_initialized() and _job() == job:
         ray.shutdown()
 

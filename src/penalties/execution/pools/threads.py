@@ -43,7 +43,7 @@ class Threads:
 
     @property
     def abandoned(self) -> int:
-        """How many threads run on although nobody waits for them."""
+        """How many threads run on although nothing waits for them."""
         return self._abandoned
 
     def start(self, task: Task, waiter: Callable[[Any], Any] = wait_here) -> "RunningThread":
@@ -189,14 +189,15 @@ class RunningThread:
         if left <= 0 and self.pool.abandon(self):
             raise TermTimeoutError(
                 self.name,
-                f"took more than {self.timeout:g} s in a thread, which cannot be stopped: it was abandoned and runs on",
+                f"took more than {self.timeout:g} s in a thread, which cannot be stopped: it was abandoned and is "
+                "still running",
                 abandoned=True,
             )
         # Where it has just finished, it says so in a moment.
         return max(left, _LOOK)
 
     def forget(self) -> None:
-        """Let go of the result: nobody will read it."""
+        """Let go of the result: it will not be read."""
         self._evaluation = self._error = None
 
     def cancel(self) -> None:

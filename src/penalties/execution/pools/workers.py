@@ -22,7 +22,7 @@ LOADING: Final = 300.0
 _ENDING: Final = 60.0
 """Seconds that closing waits for a thread: what the worker runs on may be starting in it."""
 
-_CLOSED: Final = "the executor was closed before it was done"
+_CLOSED: Final = "the executor was closed before it finished"
 
 
 class WorkerPool(ABC):

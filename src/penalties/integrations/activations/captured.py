@@ -12,7 +12,7 @@ __all__ = ["Captured"]
 
 
 class Captured(Mapping[str, Any]):
-    """Activations by the name of the module that returned them: what `capture` gives, and an input of terms.
+    """Activations by the name of the module that returned them: what `capture` returns, and an input of terms.
 
     A module that was called once has its output here, as it returned it; one that was called several times has a list
     of its outputs, in order. Modules that were not called are not there.

@@ -30,7 +30,7 @@ def _recording(
 ) -> Callable[..., Any]:
     """The model as a function that records."""
     nnx: Any = sys.modules["flax.nnx"]
-    # A class of its own: what the model sows has its own too, and its users may filter by it.
+    # A separate class: what the model sows has one, too, and its users may filter by it.
     outputs = type("Output", (nnx.Variable,), {})
 
     modules = {".".join(map(str, path)): node for path, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)}

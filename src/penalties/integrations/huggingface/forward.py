@@ -103,7 +103,7 @@ def check_offered(pipeline: Pipeline, given: Mapping[str, Any], batch: Mapping[s
             if not any(".".join(parts[:depth]) in given for depth in range(1, len(parts) + 1)):
                 known = list(dict.fromkeys([*_OFFERED, *batch, *given]))
                 raise InputError(
-                    f'{term.name}: reads "{name}", which is not offered; terms can read {", ".join(known)}, and what '
+                    f'{term.name}: reads "{name}", which is not available; terms can read {", ".join(known)}, and what '
                     f"you add by overriding term_inputs{did_you_mean(name, known)}"
                 )
 

@@ -265,7 +265,7 @@ def _regularizers(model: Any) -> Iterator[tuple[Any, bool]]:
 def _progress(optimizer: Any) -> tuple[int, int]:
     """The number of batches that an optimizer has seen, and how many of them make a step."""
     if optimizer is None:
-        expected = "an optimizer, whose number of steps is that of schedules: compile the model with one"
+        expected = "a model compiled with an optimizer, whose step count the schedules follow"
         raise OptionError("PenaltiesCallback", "optimizer", None, expected)
     # That of mixed precision has the one that counts inside.
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

@@ -32,7 +32,7 @@ class Penalty:
     moves from step to step. `options` go to the function. `name` is the one in logs, the function's by default;
     regularizers with one name are one term.
 
-    It is saved with the model, and loaded where `Penalty` was imported before. A function of your own is found again
+    It is saved with the model, and loaded where `Penalty` was imported before. Your own function is found again
     by the name under which `keras.saving.register_keras_serializable` knows it.
     """
 
@@ -122,8 +122,8 @@ class Penalty:
         if self.scheduled is not None and not self.moved:
             self.moved = True
             warnings.warn(
-                f"{self.term.name}: its weight is a schedule, and stays where it was; pass PenaltiesCallback() to "
-                "fit and evaluate as one of their callbacks",
+                f"{self.term.name}: its weight is a schedule, and nothing moves it; pass "
+                "callbacks=[PenaltiesCallback()] to fit and evaluate",
                 stacklevel=3,
             )
 
@@ -171,7 +171,7 @@ class ActivityPenalty(Penalty):
 
     Keras divides what an activity regularizer returns by the size of the batch. A sum over the batch thereby becomes
     one per example, as with those of Keras. A mean would be divided once more, and is not: it counts as it is, whatever
-    the size of the batch. Which of the two a penalty is follows from its `reduction`; of a function of your own,
+    the size of the batch. Which of the two a penalty is follows from its `reduction`; for your own function,
     `scope` says it: "mean" or "sum". The other arguments are those of `Penalty`.
     """
 

@@ -28,7 +28,7 @@ def parameters(model: Any) -> Iterator[Parameter]:
             inside = getattr(inside, key) if isinstance(entry, jax.tree_util.GetAttrKey) else inside[key]
             owner = inside if isinstance(inside, equinox.Module) else owner
         name = ".".join(map(str, keys))
-        # Arrays of JAX never change, so equal ones are not tied: each has an update of its own.
+        # Arrays of JAX never change, so equal ones are not tied: each has its own update.
         yield Parameter(name, lambda array=array: array, owner, name)
 
 

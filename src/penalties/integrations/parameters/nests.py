@@ -31,7 +31,7 @@ def parameters(nest: Any, library: Callable[[Any], Callable[[Any], Iterator[Para
             continue
         ops = owner(leaf)
         if ops is not None and ops.differentiable(leaf, requested=True):
-            # Arrays of JAX never change, so equal ones are not tied: each has an update of its own.
+            # Arrays of JAX never change, so equal ones are not tied: each has its own update.
             tie = name if ops.LIBRARY == "JAX" else id(leaf)
             trains = ops.LIBRARY != "PyTorch" or leaf.requires_grad
             yield Parameter(name, lambda array=leaf: array, None, tie, trains)

@@ -39,7 +39,7 @@ class WrappedLoss:
         *,
         items: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Start without state; the pipeline must not have a base of its own."""
+        """Start without state; the pipeline must not have its own base."""
         if not isinstance(cast("object", pipeline), Pipeline):
             raise OptionError("wrap_loss", "pipeline", pipeline, "a Pipeline")
         if pipeline.base is not None:
@@ -146,7 +146,7 @@ def _takes_items(base: Callable[..., Any]) -> bool:
 def wrap_loss(
     base: Callable[..., Any] | Term, pipeline: Pipeline, *, items: Callable[[Any], Any] | None = None
 ) -> WrappedLoss:
-    """A drop-in replacement for a loss function: `base(prediction, target)` plus the total of a pipeline.
+    """A drop-in replacement for a loss function: `base(prediction, target)` plus the total of `pipeline`.
 
     `base` is a function or a loss module, called with positional arguments, or a `Term` that names its inputs. Terms
     find their inputs by name among `prediction`, `target` and any other keyword arguments. `weights` and `step` go to

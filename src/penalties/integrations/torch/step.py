@@ -272,8 +272,8 @@ def train_step(
 ) -> TrainStep:
     """A function `step(x, y, **inputs)` that trains on one batch and returns the metrics of that step.
 
-    A step runs the model once, in its current mode; adds the terms of the pipeline to `base(prediction, y)` as
-    `wrap_loss` does; runs the backward pass; and calls the optimizer. Terms find `input` (`x`), `prediction`, `target`
+    A step runs `model` once, in its current mode; adds the terms of `pipeline` to `base(prediction, y)` as
+    `wrap_loss` does; runs the backward pass; and calls `optimizer`. Terms find `input` (`x`), `prediction`, `target`
     (`y`), `params` (the parameters that are trained) and the keyword arguments of the call by name. `schedules` maps
     terms to functions of the step, counted from 0. `max_norm` clips the gradient norm, and reports the norm before
     clipping as `total_grad_norm`.

@@ -1,7 +1,7 @@
 """Class-wise sums over rows of logits or log-probabilities, and their gradient: one sweep over a row or two, and one.
 
 With `α = log₂ p` and `β = log₂ q` of a row, a sweep gives the log-sum-exps of both and every sum but Jensen–Shannon's,
-which needs them first, hence a second sweep. The gradient is a sweep of its own. Rows do not stay in a cache between
+which needs them first, hence a second sweep. The gradient takes another sweep. Rows do not stay in a cache between
 sweeps, so one kernel for all of them would read as much memory as these three.
 
 An element costs nearly as many instructions as its memory takes time. So: logarithms to base 2, which the hardware has;

@@ -110,7 +110,7 @@ class FusedDistributions:
 def _measured(value: Any, norms: Sequence[Any], names: Sequence[str], targets: Targets) -> Evaluation:
     present = {name: norm for name, norm in zip(names, norms, strict=True) if norm is not None}
     if not present:
-        return Evaluation(value, grad_error=f"it does not read {', '.join(targets.nests)}")
+        return Evaluation(value, grad_error=targets.unread)
     first, *others = present.values()
     whole = targets.ops.norm([first, *others]) if others else first
     return Evaluation(value, grad_norm=whole, grad_norms=present if len(targets.nests) > 1 else {})

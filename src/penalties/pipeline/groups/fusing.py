@@ -21,7 +21,7 @@ class _Pair(NamedTuple):
 
     x: str
     y: str | None
-    """The names of inputs: of one tensor under two names, each has a gradient of its own."""
+    """The names of inputs: of one tensor under two names, each has its own gradient."""
     temperature: float
     logits: bool
     labels: str | None = None

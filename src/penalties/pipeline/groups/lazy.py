@@ -242,7 +242,7 @@ class _Blocks:
 
     def _measured(self, reader: Reader, value: Any, wanted: dict[str, list[str]], targets: Targets) -> Evaluation:
         reads = any(wanted[name] for name, _ in reader.distributions.values())
-        return Evaluation(value, grad_error=_UNMEASURED if reads else f"it does not read {', '.join(targets.nests)}")
+        return Evaluation(value, grad_error=_UNMEASURED if reads else targets.unread)
 
     def _pass(self, sources: dict[str, Head | Rows], coefficients: Sequence[float]) -> list[Any]:
         jobs, others = self._jobs(coefficients)

@@ -224,8 +224,7 @@ def _differentiated(reader: Reader, found: dict[Softmax, _Found], targets: Targe
     """The evaluation of a penalty, and its gradient at each leaf."""
     keys = [key for key in dict.fromkeys(reader.softmaxes.values()) if found[key].leaf is not None]
     if not keys:
-        reason = f"it does not read {', '.join(targets.nests)}"
-        return Evaluation(_at(reader, found, {}), grad_error=reason), []
+        return Evaluation(_at(reader, found, {}), grad_error=targets.unread), []
     ops: Backend = targets.ops
     value, _, gradients = ops.value_and_gradients(
         lambda points: (_at(reader, found, dict(zip(keys, points, strict=True))), []),

@@ -268,9 +268,13 @@ class LossOutput:
         """
         plain = self.read()
         for term in plain.all:
-            for what, number in (("value", term.value), ("weight", term.weight), ("gradient norm", term.grad_norm)):
+            for what, number, phase in (
+                ("value", term.value, "value"),
+                ("weight", term.weight, "value"),
+                ("gradient norm", term.grad_norm, "gradient"),
+            ):
                 if number is not None and not math.isfinite(number):
-                    raise NonFiniteError.of(number, f"the {what} is {number:g}", term.name)
+                    raise NonFiniteError.of(number, f"the {what} is {number:g}", term.name, phase)
         if not math.isfinite(plain.total):
             message = f"the total is {plain.total:g}, though every term is finite: the sum overflows"
             raise NonFiniteError.of(plain.total, message)

@@ -32,7 +32,7 @@ _active: Final[ContextVar[_Recorder | None]] = ContextVar("recording", default=N
 
 @contextlib.contextmanager
 def recording(folder: str | os.PathLike[str], *, max_bytes: int = 2**30, limit: int = 10) -> Generator[None]:
-    """Write every call inside in which a term fails to a folder of its own, from which `replay` runs it again.
+    """Write every call inside in which a term fails to a separate folder, from which `replay` runs it again.
 
     A term fails if it raises, is late, loses its worker, or has a value that an executor finds not to be finite; also
     if it is skipped (`on_error="skip"`). The error says in a note where its call was recorded, or why it was not.

@@ -163,7 +163,7 @@ def _config(call: Call) -> tuple[list[dict[str, Any]] | None, str]:
         config = call.pipeline.to_config()
         # What is not JSON, as an array among the options, would be something else when it is read.
         if json.loads(json.dumps(config)) != config:
-            return None, "an option is more than numbers, strings, lists and dicts"
+            return None, "an option holds something other than numbers, strings, lists and dicts"
     except (PenaltiesError, TypeError, ValueError) as error:
         return None, said(error)
     return config, ""

@@ -43,15 +43,15 @@ class Remembered(Wrapper):
         if not isinstance(cast("object", version), str):
             raise OptionError(self.title, "version", version, "a string")
         if term.takes_state:
-            expected = "a term without state, which would be missing from a result that was read"
+            expected = "a term without state, which would be missing from a cached result"
             raise OptionError(self.title, "term", term, expected)
         path = path_of(term.fn)
         if path is None:
-            expected = "a function that can be imported by its path, which entries go by: define it in a module"
+            expected = "a function that can be imported by its path, which is part of the key: define it in a module"
             raise OptionError(self.title, "term", term, expected)
         source = _source(term.fn)
         if not source and not version:
-            expected = "a version=, or a function of a module with a file: a change of its code could not be noticed"
+            expected = "a version=, or a function from a module file: a change to its code would go unnoticed"
             raise OptionError(self.title, "term", term, expected)
         self.path: str = path
         self.source: str = source
@@ -95,7 +95,7 @@ class Remembered(Wrapper):
                 )
 
     def _key(self, read: Mapping[str, Any], step: Any) -> str:
-        # A term that draws, or that is told the step, is another function at each.
+        # A term that draws, or that takes the step, is another function at each.
         moment = None if step is None or not (self.term.takes_step or self.term.seed is not None) else int(step)
         known = (_FORMAT, self.settings["version"], self.path, self.source, moment)
         parts = {parameter: read[name] for parameter, name in self.term.inputs.items()}
@@ -144,7 +144,7 @@ def _parts(name: str, result: Any) -> tuple[Any, Mapping[str, Any], Any]:
     """The value, the metrics and the gradient that a function returned."""
     if isinstance(result, Evaluation):
         if result.state is not None:
-            raise TermError(name, "is cached and returned state, which would be missing from a result that was read")
+            raise TermError(name, "is cached and returned state, which would be missing from a cached result")
         return result.value, result.metrics, None if result.gradient is None else dict(result.gradient)
     if is_row(result) and len(result) == 2 and is_mapping(result[1]):
         return result[0], result[1], None

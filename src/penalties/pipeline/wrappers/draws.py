@@ -13,7 +13,7 @@ from ...functional.options import is_whole
 __all__ = ["Draws", "draws_of", "prepare"]
 
 _OWN: Final = 0x5E1F
-"""Folded into every seed: a function that has a seed of its own, perhaps the same number, draws from it by itself, and
+"""Folded into every seed: a function that has its own seed, perhaps the same number, draws from it by itself, and
 directions that are its noise would bias the estimate."""
 
 

@@ -79,8 +79,8 @@ def EvolutionStrategies(
         gradient = 1/n · Σᵢ εᵢ · (f(x + σ·εᵢ) − f(x − σ·εᵢ)) / 2σ
 
     In expectation this is the gradient of `E[f(x + σ·ε)]`, which has one even where f is piecewise constant; for
-    quadratic functions it is that of f. A call evaluates the term `1 + population` times, or once if nobody wants a
-    gradient. Noise is drawn anew at each step: pass `step=`.
+    quadratic functions it is that of f. A call evaluates the term `1 + population` times, or once if no gradient is
+    taken. Noise is drawn anew at each step: pass `step=`.
 
     - `population`: how many points beside x are tried, an even number.
     - `sigma`: the standard deviation σ of the noise.

@@ -122,4 +122,4 @@ def Normalized(term: Term, decay: float = 0.99) -> Term:
 
 def check_decay(title: str, decay: Any) -> float:
     """The share of the running value that a call keeps."""
-    return check_number(title, "decay", decay, "a number from 0 to 1, without 1", low=0.0, high=1.0 - 2**-53)
+    return check_number(title, "decay", decay, "a number from 0 to below 1", low=0.0, high=1.0 - 2**-53)

@@ -40,7 +40,7 @@ def SPSA(
         gradient = 1/n · Σᵢ Δᵢ · (f(x + c·Δᵢ) − f(x − c·Δᵢ)) / 2c
 
     It is exact in expectation for quadratic functions, and up to c² for smooth ones. A call evaluates the term
-    `1 + 2·samples` times, or once if nobody wants a gradient. Directions are drawn anew at each step: pass `step=`.
+    `1 + 2·samples` times, or once if no gradient is taken. Directions are drawn anew at each step: pass `step=`.
 
     - `samples`: the number n of directions.
     - `c`: the size of a step away from x, in each element.

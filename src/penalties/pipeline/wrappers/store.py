@@ -97,7 +97,7 @@ class Store:
         return self.folder / "size"
 
     def _used(self) -> int:
-        """The bytes of all entries, at most: counted where nobody wrote it down."""
+        """The bytes of all entries, at most: counted where it was not written down."""
         try:
             return max(0, int(read_plain(self._sum)))
         except (OSError, ValueError):
@@ -116,7 +116,7 @@ class Store:
         return used
 
     def _files(self) -> Iterator[_File]:
-        """Every entry. Parts of entries that nobody will finish are removed."""
+        """Every entry. Unfinished ones that are old are removed."""
         now = time.time()
         for group in self._in(self.folder):
             if len(group.name) != 2 or not group.is_dir(follow_symlinks=False):

@@ -27,7 +27,7 @@ def _sign(ops: Backend, x: Any) -> Any:
 
 def _one_hot(ops: Backend, x: Any) -> Any:
     largest = x.argmax(-1)
-    # NaN stays: a choice among such numbers is none.
+    # NaN stays: no choice can be made among such numbers.
     return ops.where(x == x, ops.cast(ops.arange(x.shape[-1], x) == largest[..., None], x), x)
 
 

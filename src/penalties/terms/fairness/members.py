@@ -13,7 +13,7 @@ __all__ = ["Batch", "Rates", "batch_of", "rates"]
 
 
 _MOST: Final = 100
-"""Groups that labels may have if nobody says how many there are."""
+"""Groups that labels may have without `count`."""
 
 
 class Batch(NamedTuple):
@@ -63,7 +63,7 @@ def batch_of(function: str, p: Any, labels: Any, groups: Any, *, count: Any, log
         members = _of_labels(function, ops, groups, count, shown, probability)
     elif tuple(groups.shape[:-1]) == shape and groups.shape[-1] > 1:
         if count is not None and count != groups.shape[-1]:
-            raise OptionError(function, "count", count, f"None or {groups.shape[-1]}, as groups has columns")
+            raise OptionError(function, "count", count, f"None or {groups.shape[-1]}, the number of columns of groups")
         members = hide(ops, ops.cast(ops.upcast(function, groups), probability), shown)
         members = _checked(function, ops, members, members < 0, "groups", "numbers of at least 0")
     else:
@@ -94,10 +94,10 @@ def _of_labels(function: str, ops: Backend, groups: Any, count: Any, shown: Any,
     elif ops.at_hand(groups):
         count = int(ops.read([groups.max()])[0]) + 1 if math.prod(groups.shape) else 1
         if count > _MOST:
-            # A postcode, say: each number up to it would have a rate of its own.
-            raise OptionError(function, "groups", count - 1, f"numbers below {_MOST}, from 0 on, or count=")
+            # A postcode, say: each number up to it would have its own rate.
+            raise OptionError(function, "groups", count - 1, f"numbers from 0 to {_MOST - 1}, or count=")
     else:
-        expected = "the number of groups: on a GPU, in JAX and inside a compiler no label is looked at"
+        expected = "the number of groups, which cannot be read from labels on a GPU, in JAX or inside a compiler"
         raise OptionError(function, "count", None, expected)
     number = ops.cast(groups, like)
     wrong = (number < 0) | (number >= count)

@@ -79,7 +79,5 @@ def lengths(mask: Any, shape: Sequence[int]) -> list[int]:
     found = [sum(row) for row in rows]
     for number, (row, length) in enumerate(zip(rows, found, strict=True)):
         if not length or not all(row[:length]):
-            raise OptionError(
-                OWNER, f"mask[{number}]", row, "at least one position, and none after one that is left out"
-            )
+            raise OptionError(OWNER, f"mask[{number}]", row, "at least one position, and padding only at the end")
     return found

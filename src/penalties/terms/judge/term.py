@@ -83,7 +83,7 @@ class Judge:
             raise OptionError(OWNER, "model", described(given), "a folder, a name, or a classifier of Transformers")
         if not by_name and (device is not None or dtype is not None):
             option, value = ("dtype", dtype) if device is None else ("device", device)
-            raise OptionError(OWNER, option, value, "None with a module, which stays where and as it is")
+            raise OptionError(OWNER, option, value, "None with a module, which keeps its device and dtype")
         self._model, self._tokenizer, self._label = model, tokenizer, label
         check_choice(OWNER, "score", score, _SCORES)
         check_choice(OWNER, "gradient", gradient, _GRADIENTS)
@@ -145,7 +145,7 @@ class Judge:
         return self._tokenizer
 
     def _longest(self, module: Any) -> int | None:
-        """Tokens that the model has positions for; None where nobody says."""
+        """Tokens that the model has positions for; None if unknown."""
         known = (
             self._max_length,
             getattr(module.config, "max_position_embeddings", None),
@@ -255,7 +255,7 @@ def _finite(scores: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
 
 
 def _check_probabilities(samples: "torch.Tensor") -> None:
-    """Logits have a likeliest token too, but slopes would be passed on to what is no probability."""
+    """Logits have a likeliest token too, but slopes would be passed on to what is not a probability."""
     least, most = (float(one) for one in samples.aminmax())
     if not 0 <= least <= most <= _MOST:
         wrong = most if least >= 0 else least

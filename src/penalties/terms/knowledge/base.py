@@ -18,7 +18,7 @@ Triple: TypeAlias = tuple[Thing, str, Thing]
 
 @runtime_checkable
 class Base(Protocol):
-    """A knowledge base: write these two for a store of your own.
+    """A knowledge base: write these two for your own store.
 
     >>> from penalties.terms.knowledge import Base, Graph
     >>> isinstance(Graph([]), Base)

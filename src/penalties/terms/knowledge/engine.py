@@ -32,7 +32,7 @@ def parsed(url: Any) -> Any:
     if driver not in _DRIVERS.get(backend, ()):
         raise OptionError("Database", "url", shown, _EXPECTED)
     if backend == "sqlite" and (not found.database or ":memory:" in found.database):
-        expected = "the path of a file: every connection to a database in memory would have one of its own; see Graph"
+        expected = "the path of a file: each connection to an in-memory database would see a different one; see Graph"
         raise OptionError("Database", "url", shown, expected)
     return found
 

@@ -32,7 +32,7 @@ class Plan:
     checked: int
     """Facts that the base confirms or contradicts, and instances of rules."""
     unknown: int
-    """Facts that the base says nothing about, and instances whose head nobody knows."""
+    """Facts that the base says nothing about, and instances whose head is unknown."""
     idle: int
     """Rules that cannot be broken here: neither the base nor the facts have one of their relations."""
     hits: int

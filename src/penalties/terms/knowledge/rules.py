@@ -82,7 +82,7 @@ class Assumptions:
 def instances(
     rule: Rule, candidates: Candidates, subjects: Collection[Thing], asked: Asked, assumed: Assumptions
 ) -> Iterator[Instance | None]:
-    """What the rule says about the subjects, where the model can break it; None where nobody knows whether it holds."""
+    """What the rule says about the subjects, where the model can break it; None where that is unknown."""
     paths: dict[Thing, set[tuple[Thing, Atoms]]] = {subject: {(subject, frozenset())} for subject in subjects}
     for relation in rule.body:
         asked.ask(relation, {node for ends in paths.values() for node, _ in ends})

@@ -20,7 +20,7 @@ class Table:
     """Where the facts of a relation are: a table or a view, with a column of subjects and one of objects.
 
     - `name`: of the table or view. It is quoted, and may be any name.
-    - `subject`, `object`: the columns. Rows without an object are no facts.
+    - `subject`, `object`: the columns. Rows without an object are not facts.
     - `where`: values that other columns must have, such as the relation's name in a table of triples.
     - `schema`: of the table, where it is not the default one.
 

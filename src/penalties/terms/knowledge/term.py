@@ -1,4 +1,4 @@
-"""The term: the probability that a model gives to what contradicts a knowledge base."""
+"""The term: the probability that a model assigns to what contradicts a knowledge base."""
 
 import math
 import threading
@@ -35,7 +35,7 @@ class Knowledge:
 
     taking facts to be independent. A fact of a rule that the base has is certain. An instance whose head has no
     probability counts as broken where the base contradicts the head, or where the model has other candidates for it;
-    elsewhere nobody knows. The gradient is exact, and 0 for facts that nothing contradicts.
+    elsewhere it is unknown, and does not count. The gradient is exact, and 0 for facts that nothing contradicts.
 
     A call reads `p`, probabilities of any shape, and `facts`, as many triples `(subject, relation, object)`: `Facts`,
     or a list, which is checked at each call.
@@ -88,7 +88,9 @@ class Knowledge:
             raise OptionError(NAME, "rules", rules, "a list of Rule(body, head)")
         self._rules = tuple(rules)
         if not (self._rules or functional or closed):
-            raise OptionError(NAME, "rules", rules, "rules, functional relations or closed ones: nothing is wrong else")
+            raise OptionError(
+                NAME, "rules", rules, "at least one rule, functional or closed relation: nothing else can be wrong"
+            )
         check_choice(NAME, "reduction", reduction, ("sum", "mean"))
         self._reduction = reduction
         check_count(NAME, "cache", cache, 1)

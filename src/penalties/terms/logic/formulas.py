@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["classes", "booleans", "numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """The rules of a call, in a context of their own: Z3 must not be used from two threads in one."""
+    """The rules of a call, in their own context: Z3 must not be used from two threads in one."""
 
     context: Any
     variables: dict[str, Any]
@@ -63,7 +63,7 @@ def formulas(kind: Kind, variables: Sequence[str], classes: int, facts: Mapping[
         if not z3.is_bool(formula) or not isinstance(name, str):
             raise OptionError("hard_rules", f"rules[{name!r}]", formula, "a condition, such as a + b == 3")
         if name in every:
-            raise OptionError("hard_rules", "rules", name, "rules named otherwise than variables and facts")
+            raise OptionError("hard_rules", "rules", name, "rules whose names differ from those of variables and facts")
     return Formulas(context, decided, known, domain, named)
 
 

@@ -66,7 +66,7 @@ def _statement(text: str, words: list[str], at: int, deeper: int) -> tuple[Rule,
 def _operand(text: str, words: list[str], at: int, deeper: int) -> tuple[Rule, int]:
     """A variable, a rule in parentheses, or what either is not."""
     if deeper == 0:
-        raise OptionError("parse", "text", text, f"at most {_DEEPEST} signs ~ and parentheses within one another")
+        raise OptionError("parse", "text", text, f"at most {_DEEPEST} nested ~ and parentheses")
     if words[at] == "~":
         rule, at = _operand(text, words, at + 1, deeper - 1)
         return Negated(rule), at

@@ -87,7 +87,7 @@ def _range(exactly: Any, at_least: Any, at_most: Any, size: int) -> tuple[int, i
     given = {"exactly": exactly, "at_least": at_least, "at_most": at_most}
     for option, number in given.items():
         if number is not None and not (is_whole(number) and 0 <= number <= size):
-            raise OptionError(name, option, number, f"a whole number from 0 to {size}, as p has variables")
+            raise OptionError(name, option, number, f"a whole number from 0 to {size}, the number of variables of p")
     if exactly is None and at_least is None and at_most is None:
         raise OptionError(name, "exactly", None, "how many are true, or at_least or at_most")
     if exactly is not None:
@@ -111,5 +111,5 @@ def _counts(ops: Backend, exactly: Any, rows: tuple[int, ...], size: int, mask: 
     wrong = (counts < 0) | (counts > size)
     if ops.at_hand(counts) and bool(wrong.any()):
         given = ops.read([counts[wrong][0]])[0]
-        raise OptionError(name, "exactly", given, f"a whole number from 0 to {size}, as p has variables")
+        raise OptionError(name, "exactly", given, f"a whole number from 0 to {size}, the number of variables of p")
     return ops.where(wrong, 0, counts), wrong

@@ -130,7 +130,7 @@ def chosen(function: str, dimensions: Any) -> tuple[int, ...]:
 
 
 def one_dimension(function: str, dimension: Any) -> tuple[int, ...]:
-    """The dimension of features, in a tuple of its own."""
+    """The dimension of features, in a tuple."""
     if not is_whole(dimension) or dimension < 0:
         raise OptionError(function, "dimension", dimension, "a whole number of at least 0")
     return (int(dimension),)

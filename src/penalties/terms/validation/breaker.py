@@ -52,5 +52,5 @@ class Breaker:
             self._until = now + self._reset
 
     def given_up(self) -> None:
-        """A request was not made after all: its time was over first, or nobody waits for it any more."""
+        """A request was not made after all: its time was over first, or nothing waits for it any more."""
         self._probing = False

@@ -51,7 +51,7 @@ def read_results(body: bytes, items: Sequence[Any], *, slopes: bool) -> list[Res
     try:
         answer: Any = json.loads(body, parse_constant=_reject)
     except (ValueError, RecursionError):
-        raise ServiceError("the answer is no JSON") from None
+        raise ServiceError("the answer is not JSON") from None
     results: Any = answer.get("results") if is_mapping(answer) else None
     if not is_row(results):
         raise ServiceError('the answer has no list "results"')

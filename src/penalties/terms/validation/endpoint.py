@@ -89,7 +89,7 @@ class Endpoint:
         """Send all items, in batches that travel at once; what fails is in `errors`."""
         answers = Answers([None] * len(items))
         deadline = time.monotonic() + self._limits.timeout
-        # All of them before the first is sent: an item that JSON cannot hold is nobody's failure but the caller's.
+        # All of them before the first is sent: an item that JSON cannot hold is the caller's failure.
         batches: list[tuple[int, Sequence[Any], bytes]] = []
         for start in range(0, len(items), self._limits.batch):
             part = items[start : start + self._limits.batch]
@@ -190,7 +190,7 @@ class Endpoint:
         if status != 200:
             raise ServiceError(f"it answered with status {status}; expected 200: check the address and the headers")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise ServiceError("its answer is compressed, which it was asked not to be")
+            raise ServiceError("its answer is compressed, although the request does not allow that")
 
     async def _read(self, response: Any) -> bytes:
         most = self._limits.size

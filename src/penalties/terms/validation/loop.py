@@ -1,4 +1,4 @@
-"""One event loop a process, in a thread of its own, for requests that several terms make at once."""
+"""One event loop a process, in its own thread, for requests that several terms make at once."""
 
 import asyncio
 import atexit

@@ -1,4 +1,4 @@
-"""The term: the mean penalty that a service gives to samples."""
+"""The term: the mean penalty that a service assigns to samples."""
 
 import os
 import threading
@@ -123,7 +123,7 @@ class Validation:
         return f"Validation({self._shown!r}, gradient={self._gradient!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it was made of: each process has connections, a breaker and a rate of its own."""
+        """What it was made of: each process has its own connections, breaker and rate."""
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_opened", "_process")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ def _metrics(penalties: "np.ndarray[Any, Any]", answers: Answers) -> dict[str, A
 def _check_relaxed(samples: Any, relaxed: Any) -> None:
     target, name = (samples, "samples") if relaxed is None else (relaxed, "relaxed")
     if not is_array(target) or not len(target.shape):
-        expected = "an array with a row for each sample, which the slopes are passed on to"
+        expected = "an array with a row for each sample, to which the slopes are passed on"
         raise OptionError(_NAME, name, type(target).__name__, expected)
     if relaxed is not None and tuple(relaxed.shape) != np.shape(plain(samples)):
         raise ShapeError(

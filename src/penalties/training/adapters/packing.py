@@ -134,7 +134,7 @@ def columns_of(function: str, mask: Any, *, widths: bool = False, **inputs: Any)
 
     equal = "equal shapes (nothing is broadcast)"
     columns = [leading, *(paired(name, given, lambda a, b: a == b, equal) for name, given in others)]
-    either = "the same shape, or one number per position, alike in all data"
+    either = "the same shape, or one number per position, and the same kind in all data"
     masks = None if mask is None else paired("mask", mask, lambda a, m: m in (a, a[:1]), either)
     return Columns(function, ops, columns, masks)
 

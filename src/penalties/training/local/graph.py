@@ -104,7 +104,7 @@ class Graph:
     def pulled(self, gradients: Mapping[str, Any]) -> "dict[str, Tensor | None]":
         """The parameter gradients that `backward` would add, by name, without adding them; the graph is kept.
 
-        It is a backward pass of its own, in the caller's thread, to measure a part of the loss before `backward`.
+        It is a separate backward pass, in the caller's thread, to measure a part of the loss before `backward`.
         """
         passed, slopes, direct = self._given("pulled", gradients)
         self.check()

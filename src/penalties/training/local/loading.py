@@ -132,7 +132,7 @@ def _adapted(base: Any, options: ModelOptions) -> Any:
         use_rslora=options.rslora,
         target_modules=targets if isinstance(targets, str) else list(targets),
         modules_to_save=list(options.modules_to_save) or None,
-        # GPT-2 and similar models store weights transposed, in a layer class of their own.
+        # GPT-2 and similar models store weights transposed, in their own layer class.
         fan_in_fan_out=any(isinstance(one, Conv1D) for one in base.modules()),
         bias="none",
         task_type="CAUSAL_LM",

@@ -37,7 +37,8 @@ class Surrogate:
             targets = inputs_of(index, datum)["target_tokens"]
             inputs = self.inputs(before, gradient, len(data))
             if not all(np.isfinite(array).all() for array in inputs.values()):
-                raise NonFiniteError("inf", f"datum {index}: the gradient of the loss is too large for float32")
+                message = f"datum {index}: the gradient of the loss is too large for float32"
+                raise NonFiniteError("inf", message, phase="gradient")
             arrays = {name: like(targets, array) for name, array in inputs.items()}
             made.append(with_inputs(datum, {"target_tokens": targets, **arrays}))
         return made

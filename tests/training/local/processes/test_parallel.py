@@ -375,7 +375,7 @@ def differing(rank: int) -> Any:
             LocalModel.fingerprint = "another"  # pyright: ignore[reportAttributeAccessIssue]
             serve(group)
             return {}
-        with pytest.raises(FailedError, match='process 1 of 2: "tiny" has other weights there than in process 0'):
+        with pytest.raises(FailedError, match='process 1 of 2: "tiny" has different weights there than in process 0'):
             ParallelTrainingClient(group, "tiny", device="cpu")
         for shard in (False, True):
             with pytest.raises(OptionError, match="model"):
@@ -491,5 +491,5 @@ def test_an_environment_without_an_address_is_an_error(monkeypatch: pytest.Monke
     for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(LostError, match="could not meet the other processes: .*MASTER_ADDR"):
+    with pytest.raises(LostError, match="could not connect to the other processes: .*MASTER_ADDR"):
         join()

@@ -35,7 +35,7 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class Columns:
-    """The series of a run, named by their numbers, in the order in which they are asked for.
+    """The series of a run, named by their numbers, in the order in which they are requested.
 
     Thinning waits until all are known: how much stays of each depends on how many there are.
     """

@@ -29,7 +29,7 @@ def gradient_noise(
     `variance` is a number or a function of the step; `decay=0` leaves that function as it is. What is drawn depends on
     the seed, the transform's name, the number of the step and the index of the parameter in the optimizer. So a run
     that is resumed from the optimizer's checkpoint draws what it would have drawn, and equal processes stay equal,
-    sharded ones too. Give each of several optimizers a seed of its own: with equal ones they draw the same noise.
+    sharded ones too. Give each of several optimizers its own seed: with equal ones they draw the same noise.
     Neelakantan et al., "Adding gradient noise improves learning for very deep networks" (2015).
 
     >>> import torch

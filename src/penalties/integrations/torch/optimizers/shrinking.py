@@ -33,7 +33,7 @@ def proximal(
     `group` leaves it alone.
 
     The learning rate is that of the weight's group. With SGD this is proximal gradient descent, which minimizes the
-    loss plus the penalty. An adaptive optimizer has a step size of its own for each weight; the threshold here is
+    loss plus the penalty. An adaptive optimizer has its own step size for each weight; the threshold here is
     `lr·l1` for all of them, so zeros are exact, but how strong a penalty is depends on the optimizer. Strengths are
     numbers or functions of the step. Parikh and Boyd, "Proximal algorithms" (2014).
 

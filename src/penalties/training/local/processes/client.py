@@ -50,7 +50,7 @@ class ParallelTrainingClient(Member):
         self._graphs = itertools.count()
         self._sweeps = itertools.count(1)
         self._dropped: deque[int] = deque()
-        """Graphs that are gone here; the others hear of it with the next order."""
+        """Graphs that are gone here; the others learn of it with the next order."""
         self._closed = False
         self._in_step = True
         with group.ordering([Order(self._number, MAKE, (model, options, shard))] * group.size):

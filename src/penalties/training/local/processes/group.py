@@ -48,7 +48,7 @@ def join() -> "Group":
             _distributed().init_process_group(timeout=_ANSWER)
         _joined.append(Group())
     except (ValueError, RuntimeError) as error:
-        raise LostError(f"could not meet the other processes: {said(error)}") from error
+        raise LostError(f"could not connect to the other processes: {said(error)}") from error
     return _joined[-1]
 
 
@@ -83,16 +83,16 @@ class Group:
         return self.rank == 0
 
     def device(self, given: Any) -> Any:
-        """The device of this process: a GPU of its own, unless the given device is the CPU."""
+        """The device of this process: its own GPU, unless the given device is the CPU."""
         torch: Any = importlib.import_module("torch")
         if str(given) == "cpu" or (given is None and not torch.cuda.is_available()):
             return given
         if given is not None and torch.device(given).index is not None:
-            expected = f'"cuda", "cpu" or None with {self.size} processes: each takes a GPU of its own'
+            expected = f'"cuda", "cpu" or None with {self.size} processes: each takes its own GPU'
             raise OptionError("LocalTrainingClient", "device", str(given), expected)
         here, there = int(os.environ.get("LOCAL_RANK", self.rank)), torch.cuda.device_count()
         if here >= there:
-            raise PenaltiesError(f"there are more processes than GPUs ({there}) on a machine; start as many")
+            raise PenaltiesError(f"there are more processes than GPUs ({there}) on a machine; start one per GPU")
         return f"cuda:{here}"
 
     # Orders and answers.

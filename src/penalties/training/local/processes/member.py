@@ -62,7 +62,7 @@ class Member(LocalTrainingClient):
         for rank, one in enumerate(weights):
             if one != weights[0]:
                 where = f"process {rank} of {group.size}"
-                raise FailedError(f'{where}: "{model}" has other weights there than in process 0')
+                raise FailedError(f'{where}: "{model}" has different weights there than in process 0')
         # In this thread, and in that which runs the model.
         self._use_gpu()
         self._worker.submit(self._use_gpu).result()

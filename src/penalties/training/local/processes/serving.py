@@ -13,7 +13,7 @@ def serve(group: Group) -> None:
     """Take part in the operations of the leader's clients until it ends; a `LostError` if it ends without a word."""
     members: dict[int, Member] = {}
     while (order := group.next_order()) is not None:
-        # What fails is told to the leader, which decides what becomes of it.
+        # What fails is reported to the leader, which decides what becomes of it.
         with contextlib.suppress(FailedError):
             if order.operation == MAKE:
                 model, options, shard = order.arguments

@@ -8,8 +8,8 @@ from ....errors import OptionError
 __all__ = ["check_sharded", "mesh_of", "shard_layers"]
 
 _WHOLE: Final[Mapping[str, tuple[Any, str]]] = {
-    "adapter": ("lora", '"lora" with shard=True: only frozen weights are spread'),
-    "quantize": (None, "None with shard=True: rounded weights cannot be spread"),
+    "adapter": ("lora", '"lora" with shard=True: only frozen weights are sharded'),
+    "quantize": (None, "None with shard=True: quantized weights cannot be sharded"),
     "compile": (False, "False with shard=True: weights come together between layers, which would be compiled as one"),
     "packing": (False, "False with shard=True: shared rows would be another number of parts in each process"),
 }
@@ -22,7 +22,7 @@ def check_sharded(options: Mapping[str, Any]) -> None:
         if (given := options.get(name, default)) != default:
             raise OptionError("LocalTrainingClient", name, given, expected)
     if options.get("micro_batch_tokens") == "auto":
-        expected = "a number or None with shard=True: where memory runs out, the other processes would wait"
+        expected = "a number or None with shard=True: a process that runs out of memory would keep the others waiting"
         raise OptionError("LocalTrainingClient", "micro_batch_tokens", "auto", expected)
 
 
