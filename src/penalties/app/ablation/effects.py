@@ -84,8 +84,8 @@ class Swept:
     points: Sequence[SweptPoint]
 
     @property
-    def logarithmic(self) -> bool:
-        """Whether the values suit a log axis."""
+    def positive(self) -> bool:
+        """Whether a log axis has room for all values."""
         return all(point.value > 0 for point in self.points)
 
 
