@@ -133,12 +133,12 @@ class TestSwept:
             (2.0, "kl.weight=2"),
         ]
         assert found[0].points[0].losses == {0: 1.0}
-        assert found[0].logarithmic
+        assert found[0].positive
 
     def test_a_zero_has_no_place_on_a_log_axis(self) -> None:
         facts = {**FACTS, "kl.weight=0.1": Facts({"kl.weight": 0.0}, None, {})}
         (found,) = analysed(recorded(*(outcome(name, 0, 1.0) for name in facts), **facts)).swept
-        assert not found.logarithmic
+        assert not found.positive
 
 
 class TestFronts:

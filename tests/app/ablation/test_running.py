@@ -132,6 +132,23 @@ class TestRuns:
         assert summary["runs"][0]["folder"] == "all-seed-0"
         assert analysed(recorded_in(tmp_path / "out")).complete
 
+    def test_a_resumed_ablation_loses_no_comparison(self, path: Path, tmp_path: Path, backends: list[Backend]) -> None:
+        loaded = loading(path, "train.steps=1")
+        trained(variants(loaded, sweeps=["kl.weight=1,2"], seeds=2), tmp_path / "out")
+        before, count = (tmp_path / "out" / "ablation.json").read_bytes(), len(backends)
+
+        told = 'its ablation has "kl.weight=2" and seed 1 as well; resume it with the same options and perhaps more'
+        with pytest.raises(RunError, match=told) as raised:
+            trained(variants(loaded, sweeps=["kl.weight=1"]), tmp_path / "out", resume=True)
+        assert raised.value.status == 2
+        assert (tmp_path / "out" / "ablation.json").read_bytes() == before
+        assert len(backends) == count
+
+        more = trained(variants(loaded, sweeps=["kl.weight=1,2,3"], seeds=3), tmp_path / "out", resume=True)
+        assert (len(more), len(backends)) == (12, count + 6)
+        (tmp_path / "out" / "ablation.json").write_text("{")
+        assert len(trained(variants(loaded, sweeps=["kl.weight=1"]), tmp_path / "out", resume=True)) == 2
+
     def test_one_that_fails_does_not_stop_the_others(self, tmp_path: Path) -> None:
         terms = '[[term]]\nfn = "tests.app.terms:failing"\n[[term]]\nfn = "l2"\ninputs = "logprobs"\nweight = 0.1\n'
         path = write_config(tmp_path, terms=terms)

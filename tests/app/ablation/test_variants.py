@@ -172,6 +172,11 @@ class TestFacts:
             ["train.reduction"],
         ]
 
+    def test_a_sum_measures_the_size_of_a_batch(self, path: Path) -> None:
+        assert "train.batch_size" not in variants(loading(path))[0].measure
+        whole, other = variants(loading(path, "train.reduction=sum"), sweeps=["train.batch_size=2"])
+        assert [key for key in whole.measure if whole.measure[key] != other.measure[key]] == ["train.batch_size"]
+
     def test_a_baseline_that_is_no_variant_is_an_error(self, path: Path) -> None:
         made = variants(loading(path))
         check_baseline(made, "without kl")

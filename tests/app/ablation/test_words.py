@@ -31,6 +31,8 @@ class TestHeadline:
     def test_two_seeds_claim_nothing(self) -> None:
         found = analysed(recorded(*removed(("without kl", WORSE), seeds=2), **WITHOUT))
         assert headline(found) == "Nothing is claimed: 2 seeds; at least 3 are needed."
+        assert found.power is None
+        assert not any("would" in line for line in (*sentences(found), *shown(found)))
 
     def test_another_value_ended_higher_or_lower_and_neither_helped_nor_cost(self) -> None:
         found = analysed(recorded(*removed(("kl.weight=1", WORSE), ("kl.weight=2", BETTER))))

@@ -87,6 +87,21 @@ def test_the_first_column_of_a_wide_table_stays(driver: Browser, pages):
         tab.close()
 
 
+@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+def test_messages_in_tables_have_room_for_words(driver: Browser, pages, width):
+    tab = driver.open(pages["everything"], width, phone=width == PHONE)
+    try:
+        cells = tab.run(
+            "[...document.querySelectorAll('table.words td')].filter((one) => one.textContent.length > 15)"
+            ".map((one) => [one.textContent, one.getBoundingClientRect().width])"
+        )
+        assert any(text.startswith("first at step") for text, _ in cells)
+        assert any("took more than" in text for text, _ in cells)
+        assert min(room for _, room in cells) > 180
+    finally:
+        tab.close()
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_words_stand_out_from_the_page(driver: Browser, pages, dark):
     tab = driver.open(pages["everything"], DESKTOP, dark=dark)

@@ -219,5 +219,5 @@ def test_a_scatter_leaves_out_what_its_axes_cannot_show():
     spots = [Spot("a", "r0", 0.1, 2.0, front=True), Spot("b", "r1", 0.0, 1.0), Spot("c", "r2", 1.0, math.inf)]
     names = lambda chart: [one["name"] for one in chart.spec["spots"]]
     assert names(scatter("s", spots, x_name="w", y_name="loss")) == ["a", "b"]
-    assert names(scatter("s", spots, x_name="w", y_name="loss", x_log=True)) == ["a"]
+    assert names(scatter("s", spots, x_name="w", y_name="loss", x_scale="log")) == ["a"]
     assert scatter("s", spots[:1], x_name="w", y_name="loss").label == "s: a: w 0.1, loss 2"

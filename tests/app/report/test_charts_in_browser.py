@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from penalties.app import report
+from penalties.app.report.charts.chart import Chart
 from penalties.app.report.charts.points import Dots, Spot, dots, scatter
 from penalties.app.report.page import compose
 
@@ -304,22 +306,45 @@ def test_letters_that_would_stand_far_from_their_lines_are_left_out(driver: Brow
             tab.close()
 
 
-def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_path):
-    rows = [Dots("kl", "t1", [0.1, 0.3], mean=0.2, low=0.05, high=0.35), Dots("=l1", "t2", [-0.1, -0.1, 0.2])]
-    spots = [Spot(f"w={x}", f"t{place}", x, 3 - place, front=place < 2) for place, x in enumerate((0.01, 0.1, 1.0))]
-    charts = [
-        dots("Effects", rows, x_name="Δ"),
-        scatter("Front", spots, x_name="weight", y_name="loss", x_log=True, joined=True),
-    ]
-    text = pages["small"].read_text()
+def with_charts(page: Path, charts: Sequence[Chart], path: Path) -> Path:
+    """The page with these charts before its own."""
+    text = page.read_text()
     figures = "".join(
         f'<figure class="chart {chart.size}" data-group="A"><figcaption><strong>{chart.title}</strong></figcaption>'
         '<details class="menu"><summary>…</summary></details><div class="plot"></div><p class="where"></p>'
         f'<script type="application/json">{chart.data}</script></figure>'
         for chart in charts
     )
-    page = tmp_path / "points.html"
-    page.write_text(text.replace('<div class="charts">', f'<div class="charts">{figures}', 1))
+    path.write_text(text.replace('<div class="charts">', f'<div class="charts">{figures}', 1))
+    return path
+
+
+def test_a_swept_value_of_0_stands_beside_the_smallest_others(driver: Browser, pages, tmp_path):
+    spots = [Spot("", f"t{place}", x, 700.0) for place, x in enumerate((0.0, 0.01, 0.1, 1.0, 10.0))]
+    chart = scatter("Sweep", spots, x_name="weight", y_name="loss", x_scale="asinh", joined=True)
+    page = with_charts(pages["small"], [chart], tmp_path / "sweep.html")
+    tab = driver.open(page, DESKTOP)
+    try:
+        plot(tab)
+        said = {one["text"]: (one["left"] + one["right"]) / 2 for one in written(tab)}
+        ticks = [said[tick] for tick in ("0", "0.1", "1", "10")]
+        assert not any(text.startswith("\u2212") for text in said), "there is no room for numbers below 0"
+        # One decade is as wide as the next, and the way from 0 is of their size.
+        assert ticks[3] - ticks[2] == pytest.approx(ticks[2] - ticks[1], rel=0.05)
+        assert 1 < (ticks[1] - ticks[0]) / (ticks[2] - ticks[1]) < 2
+        assert_quiet(tab, page)
+    finally:
+        tab.close()
+
+
+def test_dots_and_points_are_drawn_without_steps(driver: Browser, pages, tmp_path):
+    rows = [Dots("kl", "t1", [0.1, 0.3], mean=0.2, low=0.05, high=0.35), Dots("=l1", "t2", [-0.1, -0.1, 0.2])]
+    spots = [Spot(f"w={x}", f"t{place}", x, 3 - place, front=place < 2) for place, x in enumerate((0.01, 0.1, 1.0))]
+    charts = [
+        dots("Effects", rows, x_name="Δ"),
+        scatter("Front", spots, x_name="weight", y_name="loss", x_scale="log", joined=True),
+    ]
+    page = with_charts(pages["small"], charts, tmp_path / "points.html")
     tab = driver.open(page, DESKTOP)
     try:
         tab.downloads(tmp_path)

@@ -315,6 +315,34 @@ def test_runs_without_base_loss_compare_by_the_total(tmp_path):
     assert ranking(entered(*folders)).what == "held-out loss"
 
 
+def totals(tmp_path, name, value, *, base=None, weight=0.1, evaluate=None, settings=None):
+    parts = {"l1": Part(lambda step: value, lambda step: weight)}
+    return write_run(tmp_path / name, steps=range(1, 5), base=base, parts=parts, evaluate=evaluate, settings=settings)
+
+
+def test_totals_with_other_weights_or_terms_are_not_ranked(tmp_path):
+    a, b = totals(tmp_path, "a", 2.0), totals(tmp_path, "b", 3.0)
+    assert told(a, b)[0] == "a ended lowest, with a loss of 0.2."
+    c = totals(tmp_path, "c", 2.0, weight=0.5)
+    assert told(a, c)[0] == "The runs are not ranked: their terms or weights differ."
+    d = totals(tmp_path, "d", 2.0, base=Part(lambda step: 0.01))
+    assert told(a, d)[:2] == [
+        "The runs are not ranked: their terms or weights differ.",
+        "The loss: a 0.2 and d 0.21. It ranks nothing: their terms or weights differ.",
+    ]
+    assert [row[:2] for row in run_rows(entered(a, d))[1]] == [["4", "0.2"], ["4", "0.21"]]
+    assert run_rows(entered(a, d))[0][1] == "loss"
+    charts = {chart.title: chart for chart in comparison_charts(entered(a, d))}
+    assert [name for name, *_ in charts["Base loss"].legend] == ["d"]
+
+
+def test_totals_of_other_functions_are_not_ranked(tmp_path):
+    one, other = config(["l1"], 4), config(["l1"], 4)
+    other["term"][0]["options"] = {"reduction": "mean"}
+    a, b = totals(tmp_path, "a", 2.0, settings=one), totals(tmp_path, "b", 3.0, settings=other)
+    assert told(a, b)[0] == "The runs are not ranked: their terms or weights differ."
+
+
 def test_letters_continue_after_z(tmp_path):
     folder = run(tmp_path, "a", 1.0, settings=None)
     log = read(folder)
@@ -502,6 +530,19 @@ def test_runs_with_other_held_out_data_or_tokenizers_are_not_ranked(tmp_path, ke
     assert why in found.summary
     assert "lowest" not in str(found)
     assert stated in str(found)
+
+
+@pytest.mark.parametrize("options", [{"train__reduction": "sum"}, {"train__loss_options": {"reduction": "sum"}}])
+def test_sums_over_batches_of_other_sizes_are_not_ranked(tmp_path, options):
+    a, b = (
+        evaluated(tmp_path, name, {4: 2.0 * size}, train__batch_size=size, **options)
+        for name, size in (("a", 4), ("b", 16))
+    )
+    lines = told(a, b)
+    assert lines[0] == "The runs are not ranked: their batch sizes differ."
+    assert "Batch sizes differ: 4 in a; 16 in b." in lines
+    c, d = (evaluated(tmp_path, name, {4: 2.0}, train__batch_size=size) for name, size in (("c", 4), ("d", 16)))
+    assert "ranked" not in told(c, d)[0]
 
 
 def test_other_training_data_are_stated_and_rank_where_the_held_out_data_are_the_same(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penalties.app.ablation import Outcome, Recorded
+from penalties.app.ablation import Outcome, Recorded, recorded
 from penalties.app.ablation.outcomes import Facts, write
 from penalties.app.cli import main
 from penalties.app.report import make
@@ -89,7 +89,7 @@ def test_the_charts_are_of_the_same_numbers(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in effects.spec["rows"]}
     assert [round(one, 6) for one in rows["without kl"]["values"]] == [0.5, 0.6, 0.5]
     assert rows["without kl"]["low"] < rows["without kl"]["mean"] < rows["without kl"]["high"]
-    assert swept.spec["log"]
+    assert swept.spec["scale"] == "log"
     assert [(one["name"], one["x"], one["y"]) for one in swept.spec["spots"]] == [
         ("all", 0.5, 2.0),
         ("kl.weight=2", 2.0, 2.0),
@@ -98,6 +98,13 @@ def test_the_charts_are_of_the_same_numbers(tmp_path: Path) -> None:
     page = html.unescape(make([tmp_path]).html)
     for chart in (effects, swept, front):
         assert chart.title in page
+
+
+def test_a_sweep_with_0_is_about_logarithmic_all_the_same(tmp_path: Path) -> None:
+    record = recorded(ablation(tmp_path))
+    write(tmp_path, record._replace(variants={**record.variants, "kl.weight=2": Facts({"kl.weight": 0}, None, {})}))
+    _, swept, _ = section(tmp_path).charts
+    assert (swept.spec["scale"], [one["x"] for one in swept.spec["spots"]]) == ("asinh", [0.0, 0.5])
 
 
 def test_the_numbers_are_those_of_the_runs(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -64,6 +66,19 @@ def test_a_change_is_told_at_once(tmp_path):
         assert fetched(f"{server.address}changes?{since}") == "data: changed\n\n"
         assert time.monotonic() - start < 10
         later.join()
+
+
+@pytest.mark.slow
+def test_a_browser_that_goes_away_is_no_news(tmp_path, capfd):
+    folder = small(tmp_path / "run", steps=9)
+    with watching(folder) as server:
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % server.address[7:-1].encode()):
+            with socket.create_connection(("127.0.0.1", server.server_port)) as one:
+                # What is left to send or to receive is dropped: the other side finds the connection reset.
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.sendall(sent)
+        fetched(server.address)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ class TestBest:
 
     def test_breaks_no_constraint(self) -> None:
         assert found("kl<2").best == TRIALS[1]
+        told = "The lowest base_loss with kl<2 of 5 trials is 2, with kl.weight 0.1 (trial-0001)."
+        assert headline(found("kl<2")) == told
         assert found("kl<0.01").best is None
         assert headline(found("kl<0.01")) == "None of 5 trials ended with a finite base_loss that keeps to kl<0.01."
 

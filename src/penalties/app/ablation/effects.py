@@ -35,7 +35,10 @@ class Effect:
     claimed: bool
     """Whether it is shown that the variant differs: by `adjusted`, with enough seeds, none of them lost, at the end."""
     detectable: float
-    """The difference that would be found with a probability of 80 %, if its deviation is as measured."""
+    """The difference that would be found with a probability of 80 %, if its deviation is as measured.
+
+    NaN where there are too few seeds to claim anything.
+    """
 
     @property
     def equal(self) -> bool:
@@ -81,8 +84,8 @@ class Swept:
     points: Sequence[SweptPoint]
 
     @property
-    def logarithmic(self) -> bool:
-        """Whether the values suit a log axis."""
+    def positive(self) -> bool:
+        """Whether a log axis has room for all values."""
         return all(point.value > 0 for point in self.points)
 
 
@@ -115,7 +118,10 @@ class Ablation:
     seeds: int
     comparisons: int
     power: float | None
-    """The effect that would be found with a probability of 80 %, in standard deviations of the differences."""
+    """The effect that would be found with a probability of 80 %, in standard deviations of the differences.
+
+    None where nothing is compared, or there are too few seeds to claim anything.
+    """
     rows: Sequence[Row]
     swept: Sequence[Swept]
     fronts: Sequence[Front]
@@ -158,7 +164,7 @@ def analysed(record: Recorded) -> Ablation:
         baseline=record.baseline,
         seeds=seeds,
         comparisons=comparisons,
-        power=detectable(seeds, comparisons) if seeds > 1 and comparisons else None,
+        power=detectable(seeds, comparisons) if seeds >= FEWEST and comparisons else None,
         rows=rows,
         swept=_swept(rows, {name: facts[name].settings for name in names}),
         fronts=_fronts(rows),
@@ -179,7 +185,7 @@ def _effects(
     with np.errstate(invalid="ignore"):
         differences = np.stack([_losses({one.seed: one for one in own}, seeds) - before for own in others.values()])
     found = paired(differences)
-    power = detectable(len(seeds), len(others)) if len(seeds) > 1 else math.nan
+    power = detectable(len(seeds), len(others)) if len(seeds) >= FEWEST else math.nan
     effects: dict[str, Effect] = {}
     for index, name in enumerate(others):
         row = dict(zip(seeds, differences[index].tolist(), strict=True))

@@ -1,8 +1,9 @@
 """What a base loss is a measure of: losses of different functions or data cannot be compared."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
-__all__ = ["HELD_OUT", "MEASURED", "TRAINED"]
+__all__ = ["HELD_OUT", "MEASURED", "SUMMED", "TRAINED", "is_sum"]
 
 MEASURED: Final = {
     ("model", "name"): "models (and so perhaps tokenizers)",
@@ -18,3 +19,12 @@ HELD_OUT: Final = {("data", "eval_path"): "held-out data"}
 """The data of a loss on held-out data."""
 TRAINED: Final = {("data", "path"): "training data", ("data", "weights"): "odds of training data"}
 """The data of a loss in training."""
+SUMMED: Final = {("train", "batch_size"): "batch sizes"}
+"""What a sum over a batch depends on as well; held-out data go through the model in batches, too."""
+
+
+def is_sum(train: Mapping[str, Any]) -> bool:
+    """Whether the base loss of a `[train]` table is a sum over a batch."""
+    options = train.get("loss_options")
+    own = cast("Mapping[str, Any]", options).get("reduction") if isinstance(options, Mapping) else None
+    return "sum" in (train.get("reduction"), own)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..parallel import Task
+from ..problems import joined
 from ..runs.disk import RunError, writing
 from ..runs.lock import Lock
 from ..runs.run import Run
 from ..train import check_config
-from .outcomes import ALL, Outcome, Recorded, facts_of, holds_ablation, outcome_of, write
+from .outcomes import ALL, Outcome, Recorded, facts_of, holds_ablation, outcome_of, recorded, write
 from .variants import Variant
 
 __all__ = ["Training", "ablate"]
@@ -29,7 +30,7 @@ def ablate(
 ) -> Recorded:
     """Train every variant in its folder; returns their outcomes. One that fails does not stop the others.
 
-    With `resume`, finished runs are kept and others are resumed.
+    With `resume`, finished runs are kept and others are resumed; none that is there may be missing among the variants.
     """
     if holds_ablation(folder) and not resume:
         raise RunError(f"{folder} already has an ablation; use --resume, or choose another folder with --run", 2)
@@ -59,10 +60,30 @@ def ablate(
             # A reader sees the outcomes so far.
             write(folder, record())
 
-        if not resume:
+        if resume:
+            _check_kept(folder, chosen)
+        else:
             write(folder, record())
         training(tasks, ended)
     return record()
+
+
+def _check_kept(folder: Path, chosen: Sequence[Variant]) -> None:
+    """Raise if an ablation has what these variants lack: those runs, and the comparisons with them, would not count."""
+    try:
+        before = recorded(folder)
+    except RunError:
+        # It is written again.
+        return
+    names, seeds = {one.name for one in chosen}, {one.seed for one in chosen}
+    lost = [f'"{name}"' for name in before.variants if name not in names]
+    lost += dict.fromkeys(f"seed {outcome.seed}" for outcome in before.outcomes if outcome.seed not in seeds)
+    if lost:
+        raise RunError(
+            f"{folder}: its ablation has {joined(lost, 'and')} as well; resume it with the same options and perhaps "
+            "more, or choose another folder with --run",
+            2,
+        )
 
 
 def _folders(chosen: Sequence[Variant]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..problems import nearest
 from ..runs.disk import RunError
-from .measures import HELD_OUT, MEASURED, TRAINED
+from .measures import HELD_OUT, MEASURED, SUMMED, TRAINED, is_sum
 from .outcomes import ALL
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Variant(NamedTuple):
         """What its base loss is a measure of, by key: losses of different functions or data cannot be compared."""
         found = self.config.model_dump(mode="json")
         data = TRAINED if self.config.data.eval_path is None else HELD_OUT
-        return {f"{table}.{name}": found[table][name] for table, name in (*MEASURED, *data)}
+        summed = SUMMED if is_sum(found["train"]) else {}
+        return {f"{table}.{name}": found[table][name] for table, name in (*MEASURED, *summed, *data)}
 
     @property
     def folder(self) -> str:

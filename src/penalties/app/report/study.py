@@ -113,8 +113,9 @@ def _charts(found: Ablation) -> list[Chart]:
             Spot(one.variant, css[one.variant], one.value, one.mean) for one in swept.points if one.mean is not None
         ]
         title = f"{metric} by {swept.key}"
-        logarithmic = swept.logarithmic
-        charts.append(scatter(title, spots, x_name=swept.key, y_name=found.metric, x_log=logarithmic, joined=True))
+        # Values to try are powers of something, and often 0 as well.
+        scale = "log" if swept.positive else "asinh"
+        charts.append(scatter(title, spots, x_name=swept.key, y_name=found.metric, x_scale=scale, joined=True))
     for front in found.fronts:
         spots = [Spot(one.variant, css[one.variant], one.value, one.base_loss, one.best) for one in front.points]
         charts.append(scatter(f"{metric} against {front.term}", spots, x_name=front.term, y_name=found.metric))

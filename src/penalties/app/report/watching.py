@@ -1,6 +1,7 @@
 """The page of runs that go on, served on this machine: it is loaded again when a log has grown."""
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,6 +56,11 @@ class Watch(ThreadingHTTPServer):
             found.append(f"{about.st_ino:x}-{about.st_size:x}")
         return ".".join(found) or "none"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away, as it does when a page is closed or loaded again."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
     def server_close(self) -> None:
         """Let every connection end."""
         self.stopping.set()
@@ -101,20 +107,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        try:
-            looks = 0
-            while not self._watch.stopping.wait(_PAUSE):
-                if self._watch.stamp() != since:
-                    self.wfile.write(b"data: changed\n\n")
-                    self.wfile.flush()
-                    return
-                looks += 1
-                if looks % _QUIET == 0:
-                    self.wfile.write(b": still here\n\n")
-                    self.wfile.flush()
-        except OSError:
-            # The page was closed.
-            return
+        looks = 0
+        while not self._watch.stopping.wait(_PAUSE):
+            if self._watch.stamp() != since:
+                self.wfile.write(b"data: changed\n\n")
+                self.wfile.flush()
+                return
+            looks += 1
+            if looks % _QUIET == 0:
+                self.wfile.write(b": still here\n\n")
+                self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing about requests."""

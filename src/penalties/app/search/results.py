@@ -133,12 +133,15 @@ def headline(found: Found) -> str:
     """The best trial, and what it was found with."""
     best, goal = found.best, found.goals[0]
     ended = f"{counted(len(found.trials), 'trial')}{' so far' if len(found.trials) < found.total else ''}"
+    limits = joined(map(str, found.constraints), "and") if found.constraints else ""
     if best is None:
-        limits = f" that keeps to {joined(map(str, found.constraints), 'and')}" if found.constraints else ""
-        return f"None of {ended} ended with a finite {goal.name}{limits}."
+        kept = f" that keeps to {limits}" if limits else ""
+        return f"None of {ended} ended with a finite {goal.name}{kept}."
     values = joined((f"{key} {value_shown(value)}" for key, value in best.settings.items()), "and")
     kind = "highest" if goal.highest else "lowest"
-    return f"The {kind} {goal.name} of {ended} is {short(best.metrics[goal.name])}, with {values} ({best.folder.name})."
+    # One that breaks a limit may well be lower.
+    name = f"{goal.name} with {limits}" if limits else goal.name
+    return f"The {kind} {name} of {ended} is {short(best.metrics[goal.name])}, with {values} ({best.folder.name})."
 
 
 def sentences(found: Found) -> list[str]:

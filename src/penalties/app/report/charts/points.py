@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..numbers import shown
-from .chart import Chart, Size
+from .chart import Chart, Scale, Size
 
 __all__ = ["Dots", "Spot", "dots", "scatter"]
 
@@ -55,21 +55,22 @@ def scatter(
     *,
     x_name: str,
     y_name: str,
-    x_log: bool = False,
+    x_scale: Scale = "linear",
     joined: bool = False,
     note: str = "",
     size: Size = "half",
 ) -> Chart:
     """One quantity against another; points on the front are joined by steps, and with `joined` all by a line.
 
-    Points that are not finite are left out, and with `x_log` those at which x is not above 0.
+    Points that are not finite are left out, and on a log axis those at which x is not above 0.
     """
-    inside = [spot for spot in spots if math.isfinite(spot.x) and math.isfinite(spot.y) and (spot.x > 0 or not x_log)]
+    there = [spot for spot in spots if math.isfinite(spot.x) and math.isfinite(spot.y)]
+    inside = [spot for spot in there if spot.x > 0 or x_scale != "log"]
     spec = {
         "kind": "scatter",
         "x": x_name,
         "y": y_name,
-        "log": x_log,
+        "scale": x_scale,
         "joined": joined,
         "spots": [{"name": one.name, "css": one.css, "x": one.x, "y": one.y, "front": one.front} for one in inside],
     }

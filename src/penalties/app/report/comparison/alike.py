@@ -4,28 +4,33 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-from ...ablation.measures import HELD_OUT, MEASURED, TRAINED
+from ...ablation.measures import HELD_OUT, MEASURED, SUMMED, TRAINED, is_sum
 from ..runlog import RunLog
 from ..verdict.findings import Finding
 from ..verdict.sentences import RunName, Sentence, listed, some
-from .contenders import Contender
+from .contenders import Contender, Ranking
 
 __all__ = ["not_ranked", "unlike"]
 
 _CONTENTS: Final = {"held_out": "contents of held-out data", "training": "contents of training data"}
 """By kind of data, whose files may have the same path and differ all the same."""
 _SEED: Final = {("train", "seed"): "seeds"}
+_FUNCTION: Final = ("fn", "inputs", "options", "wrap")
+"""The keys of a term that say what its value is."""
 _NONE: Final = "none"
 
 
-def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
+def not_ranked(order: Ranking) -> Sentence:
     """Why these runs cannot be ranked by a loss; empty if they can.
 
-    Without a config nothing is known, and nothing said.
+    Without a config no more is known, and said, than which terms a total has.
     """
-    keys = {**MEASURED, **(HELD_OUT if held_out else TRAINED)}
+    found = [member for group in order.groups for member in group.members]
+    keys = {**_measured(found), **(HELD_OUT if order.held_out else TRAINED)}
     different = [words for key, words in keys.items() if len(_values(found, key)) > 1]
-    kind = "held_out" if held_out else "training"
+    if not order.based and _total_differs(found, order.step):
+        different.append("terms or weights")
+    kind = "held_out" if order.held_out else "training"
     if len(_contents(found, kind)) > 1 and not any("data" in words for words in different):
         different.append(_CONTENTS[kind])
     if not different:
@@ -35,7 +40,7 @@ def not_ranked(found: Sequence[Contender], *, held_out: bool) -> Sentence:
 
 def unlike(found: Sequence[Contender]) -> Iterator[Finding]:
     """In which data, models and seeds runs differ, and of which nothing is known."""
-    for key, words in {**MEASURED, **HELD_OUT, **TRAINED}.items():
+    for key, words in {**_measured(found), **HELD_OUT, **TRAINED}.items():
         yield from _stated(_values(found, key), words)
     for (kind, words), paths in zip(_CONTENTS.items(), (HELD_OUT, TRAINED), strict=True):
         if not any(len(_values(found, key)) > 1 for key in paths):
@@ -51,6 +56,26 @@ def unlike(found: Sequence[Contender]) -> Iterator[Finding]:
         have = "has" if len(unknown) == 1 else "have"
         text = f" {have} no config: whether data, models and seeds are alike is not known."
         yield Finding("unlike", (*some(unknown), text))
+
+
+def _measured(found: Sequence[Contender]) -> dict[tuple[str, str], str]:
+    """What their base losses depend on besides the data."""
+    sums = any(is_sum(one.run.config.get("train", {})) for one in found if one.run.config is not None)
+    return {**MEASURED, **SUMMED} if sums else {**MEASURED}
+
+
+def _total_differs(found: Sequence[Contender], step: int) -> bool:
+    """Whether totals at a step are sums of other terms, or with other weights; without a config, of other names."""
+    weights = {
+        json.dumps({name: term.weight.at(step) for name, term in one.run.terms.items()}, sort_keys=True)
+        for one in found
+    }
+    configs = [one.run.config for one in found if one.run.config is not None]
+    terms = {
+        json.dumps([[table.get(key) for key in _FUNCTION] for table in config.get("term", [])], sort_keys=True)
+        for config in configs
+    }
+    return len(weights) > 1 or len(terms) > 1
 
 
 def _stated(values: Mapping[str, Sequence[str]], words: str) -> Iterator[Finding]:

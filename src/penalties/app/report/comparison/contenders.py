@@ -99,6 +99,8 @@ class Ranking:
     """The groups with a finite loss there, lowest first."""
     held_out: bool
     """Whether the quantity is a loss on held-out data."""
+    based: bool
+    """Whether it is the base loss; otherwise it is the total, which depends on the terms and their weights."""
     lost: Sequence[Contender]
     """The runs whose loss is not finite at the end."""
     apart: Sequence[Contender]
@@ -148,7 +150,8 @@ def ranking(found: Sequence[Contender]) -> Ranking:
     ended = [one for one in ended if one.run.steps[0] <= common]
     apart = [one for one in found if one not in ended and one not in lost]
     held_out = _held_out(ended, common)
-    what, step, numbers = held_out or _trained(ended, common)
+    based, step, numbers = held_out or _trained(ended, common)
+    what = f"{'held-out ' if held_out else ''}{'base loss' if based else 'loss'}"
     members: dict[int, list[tuple[Contender, float]]] = {}
     for one, end in zip(ended, numbers, strict=True):
         if math.isfinite(end):
@@ -157,7 +160,8 @@ def ranking(found: Sequence[Contender]) -> Ranking:
             lost.append(one)
     made = [Group([one for one, _ in group], [end for _, end in group]) for group in members.values()]
     at = step if any(one.last != step for one in [*ended, *apart] if one.last is not None) else None
-    return Ranking(what, step, at, sorted(made, key=lambda group: group.end), held_out is not None, lost, apart)
+    made.sort(key=lambda group: group.end)
+    return Ranking(what, step, at, made, held_out is not None, based, lost, apart)
 
 
 def common_step(series: Sequence[Series], last: int) -> int | None:
@@ -167,27 +171,28 @@ def common_step(series: Sequence[Series], last: int) -> int | None:
     return max(shared, default=None)
 
 
-def _held_out(ended: Sequence[Contender], common: int) -> tuple[str, int, list[float]] | None:
-    """The held-out losses at the last step at which all were evaluated; None if there is no such step."""
-    series = [one.run.evaluations.loss.finite for one in ended]
-    step = common_step(series, common)
-    if step is None:
-        return None
+def _held_out(ended: Sequence[Contender], common: int) -> tuple[bool, int, list[float]] | None:
+    """The held-out losses at the last step at which all were evaluated; None if there is no such step.
+
+    Whether they are base losses comes first.
+    """
     based = all(BASE in one.run.evaluations.contributions for one in ended)
-    return f"held-out {'base loss' if based else 'loss'}", step, [part.at(step) or 0.0 for part in series]
+    series = [(one.run.evaluations.loss if based else one.run.evaluations.total).finite for one in ended]
+    step = common_step(series, common)
+    return None if step is None else (based, step, [part.at(step) or 0.0 for part in series])
 
 
-def _trained(ended: Sequence[Contender], common: int) -> tuple[str, int, list[float]]:
+def _trained(ended: Sequence[Contender], common: int) -> tuple[bool, int, list[float]]:
     """The training losses: means over the last twentieth of the steps that all have."""
     based = all(BASE in one.run.terms for one in ended)
     found: list[float] = []
     for one in ended:
         spike = one.summary.spike
-        loss = one.run.loss.without(None if spike is None else spike.step)
+        loss = (one.run.loss if based else one.run.total).without(None if spike is None else spike.step)
         inside = int(np.searchsorted(loss.steps, common, side="right"))
         both = ends(Series(loss.steps[:inside], loss.values[:inside]))
         found.append(math.nan if both is None else both.last)
-    return "base loss" if based else "loss", common, found
+    return based, common, found
 
 
 @dataclass(frozen=True, slots=True)

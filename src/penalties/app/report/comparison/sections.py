@@ -16,19 +16,19 @@ __all__ = ["comparison_charts", "metrics_of", "run_rows"]
 def run_rows(found: Sequence[Contender]) -> tuple[list[str], list[list[str]]]:
     """The header of the table of runs, and the cells of each: steps, losses, failures, time, memory.
 
-    The held-out loss is that of the step at which runs are compared.
+    The held-out loss is that of the step at which runs are compared. Where a run has no base loss, losses are totals.
     """
-    order = ranking(found)
+    order, (_, evaluated) = ranking(found), _held_out(found)
+    based = all(BASE in one.run.terms or not len(one.run.steps) for one in found)
     held_out = f"held-out at step {steps_shown(order.step)}" if order.held_out else "held-out"
     rows: list[list[str]] = []
-    for one in found:
-        series = one.run.evaluations.loss
+    for one, series in zip(found, evaluated, strict=True):
         compared = series.at(order.step) if order.held_out else float(series.values[-1]) if len(series) else None
         rate = one.summary.tokens / one.summary.seconds if one.summary.seconds else 0.0
         rows.append(
             [
                 _steps(one),
-                _base(one),
+                _end(one, based=based),
                 "–" if compared is None else shown(compared),
                 steps_shown(len(one.summary.broken)),
                 steps_shown(one.summary.failures),
@@ -37,7 +37,8 @@ def run_rows(found: Sequence[Contender]) -> tuple[list[str], list[list[str]]]:
                 "–" if one.summary.memory is None else sized(one.summary.memory),
             ]
         )
-    return ["steps", "base loss", held_out, "not finite", "failures", "time", "tokens/s", "memory"], rows
+    loss = "base loss" if based else "loss"
+    return ["steps", loss, held_out, "not finite", "failures", "time", "tokens/s", "memory"], rows
 
 
 def _steps(one: Contender) -> str:
@@ -45,21 +46,23 @@ def _steps(one: Contender) -> str:
     return done if one.unfinished is None else f"{done} of {steps_shown(one.unfinished)}"
 
 
-def _base(one: Contender) -> str:
-    """The base loss at the end; if the total is not finite there, the total."""
+def _end(one: Contender, *, based: bool) -> str:
+    """The base loss, or the total, at the end; if the total is not finite there, the total."""
     if one.summary.lost_from is not None:
         return shown(float(one.run.total.values[-1]))
-    return "–" if one.summary.base is None else shown(one.summary.base.last)
+    end = one.summary.base if based else one.summary.loss
+    return "–" if end is None else shown(end.last)
 
 
 def comparison_charts(found: Sequence[Contender]) -> list[Chart]:
     """The runs on the same axes: the held-out loss first, then losses in training, terms, metrics and the gradient."""
     names = dict.fromkeys(name for one in found for name in one.run.terms if name != BASE)
-    title = "Held-out base loss" if all(_based(one) for one in found) else "Held-out loss"
+    title, held_out = _held_out(found)
     note = "on data that is not trained on"
+    base = [one.run.terms[BASE].value if BASE in one.run.terms else EMPTY for one in found]
     charts = [
-        _chart(title, found, [one.run.evaluations.loss for one in found], note=note, size="full", held_out=True),
-        _chart("Base loss", found, [one.run.loss for one in found], note="in training, without the other terms"),
+        _chart(title, found, held_out, note=note, size="full", held_out=True),
+        _chart("Base loss", found, base, note="in training, without the other terms"),
         _chart("Total loss", found, [one.run.total for one in found], note="comparable only if weights are equal"),
     ]
     for name in names:
@@ -70,8 +73,12 @@ def comparison_charts(found: Sequence[Contender]) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _based(one: Contender) -> bool:
-    return BASE in one.run.evaluations.contributions or not len(one.run.evaluations.loss)
+def _held_out(found: Sequence[Contender]) -> tuple[str, list[Series]]:
+    """The held-out base loss of each run; the total if one of them has no base loss."""
+    evaluated = [one.run.evaluations for one in found if len(one.run.evaluations.total)]
+    if all(BASE in one.contributions for one in evaluated):
+        return "Held-out base loss", [one.run.evaluations.loss for one in found]
+    return "Held-out loss", [one.run.evaluations.total for one in found]
 
 
 def _metrics(found: Sequence[Contender]) -> list[Chart | None]:

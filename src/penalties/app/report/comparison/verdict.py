@@ -30,12 +30,11 @@ def compare(found: Sequence[Contender]) -> Verdict:
     What a term did is not said here: a difference is stated, and an ablation tests it.
     """
     order = ranking(found)
-    ranked = [member for group in order.groups for member in group.members]
     stated = list(unlike(found))
     findings = [*_outcome(order), *_lengths(found, order), *_lost(order)]
     if not order.groups:
         return Verdict(("No run has a loss to compare.",), [*findings, *stated])
-    why = not_ranked(ranked, held_out=order.held_out)
+    why = not_ranked(order)
     if why:
         values = [(RunName(one.name), f" {shown(end)}") for group in order.groups for one, end in group.each]
         text = (f"The {order.what}{_at(order)}: ", *listed(values[:_LISTED]), ". It ranks nothing: ", *why, ".")

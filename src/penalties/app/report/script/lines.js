@@ -128,7 +128,7 @@ class Lines extends Figure {
     const lettered = this.lines.some((line) => line.letter);
     const chosen = (value) => value !== null && (this.scale !== "log" || "125".includes(value.toExponential()[0]));
     const words = (_, splits) => labels(splits.map((one) => (chosen(one) ? one : null)), tick);
-    const y = { size: (_, said) => room(54, said), gap: 4, splits: SPLITS[this.scale], ...(this.scale === "log" ? { grid: DECADES } : {}), values: words };
+    const y = { size: (_, said) => room(54, said), gap: 4, splits: SPLITS[this.scale], ...(this.scale === "linear" ? {} : { grid: DECADES }), values: words };
     const axis = AXES[this.group.axis()];
     const x = { size: 28, gap: 4, space: 70, values: (_, splits) => labels(splits, axis.tick) };
     if (GAPS[this.group.axis()]) x.incrs = GAPS[this.group.axis()];
@@ -157,7 +157,8 @@ class Lines extends Figure {
     // What is a multiple of something on the left has its axis, so that both are one line.
     const times = scale === "y2" && right.length && right[0].line.times > 0 && right[0].line.times !== 1 ? right[0].line.times : 1;
     const of = times === 1 ? on(scale) : on("y");
-    const options = { scale: this.scale, zero: this.spec.zero, all: this.all };
+    const asinh = this.scale === "asinh" ? linear(of.map((one) => one.values.filter(Number.isFinite))) : 1;
+    const options = { scale: this.scale, zero: this.spec.zero, all: this.all, asinh };
     const { low, high } = this.spec;
     const range = () => {
       if (this.stacked) return [0, 1];
@@ -166,8 +167,7 @@ class Lines extends Figure {
       const [first, last] = limits(lists, options);
       return [times * (low ?? first), times * (high ?? last)];
     };
-    const asinh = this.scale === "asinh" ? linear(of.map((one) => one.values.filter(Number.isFinite))) : 1;
-    return { range, distr: { linear: 1, log: 3, asinh: 4 }[this.scale], asinh };
+    return { range, distr: DISTRIBUTIONS[this.scale], asinh };
   }
 
   look({ line, values, faint, trend, area }) {

@@ -25,8 +25,12 @@ function robust(lists) {
   return { low, high };
 }
 
-// The ends of an axis on which these lists of numbers are drawn; with `all` nothing is off the scale.
-function limits(lists, { scale, zero, all }) {
+// How uPlot calls the scales.
+const DISTRIBUTIONS = { linear: 1, log: 3, asinh: 4 };
+
+// The ends of an axis on which these lists of numbers are drawn; with `all` nothing is off the scale. An asinh axis is
+// about linear up to the size `asinh`.
+function limits(lists, { scale, zero, all, asinh }) {
   if (scale === "log") {
     const positive = lists.map((values) => values.filter((value) => value > 0));
     let [low, high] = [Infinity, -Infinity];
@@ -43,6 +47,11 @@ function limits(lists, { scale, zero, all }) {
   if (low > high) return [0, 1];
   if (zero) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
   if (low === high) return [low - (Math.abs(low) / 10 || 1), high + (Math.abs(high) / 10 || 1)];
+  if (scale === "asinh") {
+    const [first, last] = [Math.asinh(low / asinh), Math.asinh(high / asinh)];
+    const room = 0.05 * (last - first);
+    return [asinh * Math.sinh(first - room), asinh * Math.sinh(last + room)];
+  }
   const room = 0.05 * (high - low);
   return [low < 0 || !zero ? low - room : 0, high > 0 || !zero ? high + room : 0];
 }
@@ -65,18 +74,18 @@ const SPLITS = {
   log: (u, axis, low, high) => decades(low, high),
   asinh: (u, axis, low, high) => {
     const { asinh } = u.scales[u.axes[axis].scale];
-    const below = decades(asinh, Math.max(asinh, -low)).filter((one) => -one <= high);
-    const above = decades(asinh, Math.max(asinh, high)).filter((one) => one >= low);
+    const below = decades(asinh, -low).filter((one) => -one <= high);
+    const above = decades(asinh, high).filter((one) => one >= low);
     return [...below.reverse().map((one) => -one), ...(low <= 0 && high >= 0 ? [0] : []), ...above];
   },
 };
 
-// On a log axis of several decades, lines at the decades alone.
+// On an axis of several decades, lines at the decades alone, and at 0.
 const DECADES = {
   stroke: () => color("--grid"),
   width: 1,
   filter: (u, splits) => {
-    const whole = splits.map((one) => (one > 0 && Number.isInteger(Math.log10(one)) ? one : null));
+    const whole = splits.map((one) => (one === 0 || Number.isInteger(Math.log10(Math.abs(one))) ? one : null));
     return whole.filter((one) => one !== null).length > 1 ? whole : splits;
   },
 };

@@ -8,7 +8,7 @@ class Scatter extends Points {
   }
 
   drawing() {
-    const { spots, x, y, log, joined } = this.spec;
+    const { spots, x, y, scale, joined } = this.spec;
     const front = this.points.filter((spot) => spot.front);
     const paths = [
       { of: front, paths: uPlot.paths.stepped({ align: 1 }), stroke: () => color("--quiet"), points: { show: false } },
@@ -21,17 +21,18 @@ class Scatter extends Points {
       })),
     ].filter((one) => one.of.length);
     const data = paths.length ? uPlot.join(paths.map(({ of }) => [of.map((spot) => spot.x), of.map((spot) => spot.y)])) : [[]];
-    const ends = (take, scale) => limits([spots.map(take)], { scale, zero: false, all: true });
+    const [across, up] = [spots.map((spot) => spot.x), spots.map((spot) => spot.y)];
+    const asinh = linear([across]);
     return {
       data,
       options: {
         padding: [14, 14, 0, 0],
         scales: {
-          x: { time: false, distr: log ? 3 : 1, range: () => ends((spot) => spot.x, log ? "log" : "linear") },
-          y: { range: () => ends((spot) => spot.y, "linear") },
+          x: { time: false, distr: DISTRIBUTIONS[scale], asinh, range: () => limits([across], { scale, asinh, all: true }) },
+          y: { range: () => limits([up], { scale: "linear", all: true }) },
         },
         axes: [
-          this.axis({ ...this.words(x), size: 44, space: 70, ...(log ? { grid: DECADES, splits: SPLITS.log } : {}) }),
+          this.axis({ ...this.words(x), size: 44, space: 70, splits: SPLITS[scale], ...(scale === "linear" ? {} : { grid: DECADES }) }),
           this.axis({ ...this.words(y), size: (_, said) => room(72, said) }),
         ],
         series: [{}, ...paths.map(({ of, ...series }) => series)],
