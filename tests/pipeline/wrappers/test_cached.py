@@ -235,12 +235,24 @@ class TestStore:
     def test_what_a_killed_process_left_behind_is_removed(self, tmp_path: Path) -> None:
         store = Store(tmp_path, 3_000)
         store.put("aa" * 32, b"x" * 1000)
-        part = tmp_path / "aa" / ".aaaa.1234.part"
-        part.write_bytes(b"half")
-        os.utime(part, (0, 0))
+        parts = [tmp_path / "aa" / f".{'aa' * 32}.0123456789abcdef.part", tmp_path / ".size.0123456789abcdef.part"]
+        for part in parts:
+            part.write_bytes(b"half")
+            os.utime(part, (0, 0))
         (tmp_path / "size").unlink()
         store.put("bb" * 32, b"x" * 1000)
-        assert not part.exists()
+        assert not any(part.exists() for part in parts)
+
+    def test_files_of_others_stay(self, tmp_path: Path) -> None:
+        others = [tmp_path / name for name in ("en/corpus.txt", "de/half.part", f"aa/{'bb' * 32}", "bb" * 32)]
+        for other in others:
+            other.parent.mkdir(exist_ok=True)
+            other.write_bytes(b"x" * 5000)
+            os.utime(other, (0, 0))
+        store = Store(tmp_path, 3_000)
+        for index in range(6):
+            assert store.put(f"{index:02d}" * 32, b"x" * 1000)
+        assert all(other.exists() for other in others)
 
     def test_several_processes_share_a_folder(self, tmp_path: Path) -> None:
         code = (
