@@ -180,6 +180,16 @@ def test_facts_are_looked_up_again_after_their_time():
     assert len(base.asked) == 2
 
 
+def test_answers_are_not_kept_for_longer_by_another_list_of_facts():
+    base = Counting(CITIES)
+    term = Knowledge(base, closed=["twin of"], max_age=0.4)
+    term(np.array([0.5]), [("Lyon", "twin of", "Bern")])
+    for _ in range(2):
+        time.sleep(0.25)
+        term(np.array([0.5]), [("Lyon", "twin of", "Basel")])
+    assert len(base.asked) > 1
+
+
 def test_facts_that_are_checked_once_are_the_same_facts():
     facts = Facts(PHOTO)
     p = torch.tensor([0.7, 0.2, 0.4, 0.1])
