@@ -24,6 +24,7 @@ class Reused(Wrapper):
     kind = "stale"
     title = "Stale"
     needs_step = True
+    reuses = True
 
     def __init__(self, term: Term, steps: int, wrt: tuple[str, ...]) -> None:
         """Check the options."""
