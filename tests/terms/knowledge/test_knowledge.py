@@ -257,6 +257,15 @@ def test_what_is_not_a_base_is_an_error(base: Any):
         Knowledge(base, rules=[SHOWN])
 
 
+@pytest.mark.parametrize(("there", "given"), [(7, "7"), ("7", 7)])
+def test_an_object_of_another_type_than_that_of_the_base_is_an_error(there: Any, given: Any):
+    term = Knowledge(Graph([("Lyon", "lies in", there)]), functional=["lies in"])
+    message = f"expected objects of the base's type: there it is the {type(there).__name__} {there!r}"
+    with pytest.raises(pn.OptionError, match=message):
+        term(np.array([0.5]), [("Lyon", "lies in", given)])
+    assert float(term(np.array([0.5]), [("Lyon", "lies in", 8)])[0]) == 0.5
+
+
 def test_what_is_not_a_fact_is_an_error():
     with pytest.raises(pn.OptionError, match=r"triples=\('a', 'b'\); expected facts of the form"):
         Graph([("a", "b")])
