@@ -148,9 +148,8 @@ def check_estimable(title: str, term: Term) -> None:
         raise OptionError(title, "term", term, "a term with differentiable=True: it has the gradient that is estimated")
     fn = term.fn
     while isinstance(fn, Wrapper):
-        if fn.reuses:
-            # Its values on both sides would be the same, and the estimate 0.
-            expected = f"a term that is computed at each call; put {fn.title} around {title}"
+        if not fn.estimable:
+            expected = f"a term whose values say what its gradient is; put {fn.title} around {title}"
             raise OptionError(title, "term", term, expected)
         fn = fn.term.fn
 
