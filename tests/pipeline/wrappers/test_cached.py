@@ -219,6 +219,19 @@ class TestStore:
         Store(tmp_path, 10**6).put(entry.name, b"checksums are right")
         assert pipeline(np.array([1.0, 2.0])).metrics()["counted/cached"] == 0.0
 
+    def test_entry_that_cannot_be_opened_now_stays(self, tmp_path: Path) -> None:
+        resource = pytest.importorskip("resource")
+        store = Store(tmp_path, 10**6)
+        store.put("aa" * 32, b"content")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            found = store.get("aa" * 32)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert found is None
+        assert store.get("aa" * 32) == b"content"
+
     @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
     def test_link_is_missing_and_its_target_stays(self, tmp_path: Path) -> None:
         store, target = Store(tmp_path / "cache", 10**6), tmp_path / "target"

@@ -59,9 +59,11 @@ class Store:
             data = read_plain(path)
         except FileNotFoundError:
             return None
-        except OSError:
-            # A link, a pipe or whatever else is not an entry.
-            self.remove(key)
+        except OSError as error:
+            # A link, a pipe or whatever else is not an entry. What cannot be read just now may be one: too many files
+            # are open, or a network drive is away.
+            if error.errno in (errno.EINVAL, errno.ELOOP):
+                self.remove(key)
             return None
         start = len(_MAGIC) + _DIGEST
         content = data[start:]
