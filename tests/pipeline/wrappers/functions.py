@@ -6,7 +6,18 @@ import numpy as np
 
 import penalties as pn
 
-__all__ = ["counted", "gradient_of_quadratic", "lookup", "quadratic", "shifted", "squares", "with_gradient"]
+__all__ = [
+    "Times",
+    "counted",
+    "doubled",
+    "gradient_of_quadratic",
+    "lookup",
+    "quadratic",
+    "shifted",
+    "squares",
+    "tripled",
+    "with_gradient",
+]
 
 calls: list[Any] = []
 """What `counted` and `with_gradient` were called with."""
@@ -48,3 +59,16 @@ def squares(params: Any) -> Any:
     """Of all parameters, counted."""
     calls.append(params)
     return sum((part**2).sum() for part in params.values())
+
+
+class Times:
+    """A term with an option of its own."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Any) -> Any:
+        return self.factor * x.sum()
+
+
+doubled, tripled = Times(2.0), Times(3.0)

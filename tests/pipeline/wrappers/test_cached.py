@@ -49,11 +49,30 @@ class TestTerm:
             pn.Pipeline([term])(np.ones(2))
         assert len(functions.calls) == len(entries(tmp_path)) == 4
 
+    def test_object_goes_by_the_path_that_it_was_given_as(self, tmp_path: Path) -> None:
+        terms = [pn.Term(f"{functions.__name__}:{name}", inputs="x") for name in ("doubled", "tripled", "doubled")]
+        outputs = [pn.Pipeline([pn.Cached(term, tmp_path)])(x=np.ones(2)) for term in terms]
+        assert [(float(out.total), out.metrics()["Times/cached"]) for out in outputs] == [(4, 0), (6, 0), (4, 1)]
+
+    def test_code_of_an_object_and_where_it_is_made_are_parts_of_the_key(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        code, made = tmp_path / "cached_class.py", tmp_path / "cached_object.py"
+        code.write_text("class Sum:\n    def __call__(self, x):\n        return x.sum()\n")
+        made.write_text("from cached_class import Sum\ntotal = Sum()\n")
+        term = pn.Term("cached_object:total", inputs="x")
+        keys = [_source(term.fn, "cached_object:total")]
+        for file in (code, made):
+            file.write_text(file.read_text() + "# changed\n")
+            keys.append(_source(term.fn, "cached_object:total"))
+        assert len(set(keys)) == 3
+
     def test_version_of_this_library_is_a_part_of_the_key_of_its_penalties(
         self, tmp_path: Path, monkeypatch: Any
     ) -> None:
         def keys() -> list[str]:
-            return [_source.__wrapped__(fn) for fn in (pn.l2, counted)]
+            return [_source(pn.l2, "l2"), _source(counted, f"{functions.__name__}:counted")]
 
         before = keys()
         monkeypatch.setattr(pn, "__version__", "another")
@@ -139,6 +158,7 @@ class TestTerm:
         ("make", "message"),
         [
             (lambda: pn.Cached(pn.Term(lambda x: x, name="f"), "c"), "a function that can be imported by its path"),
+            (lambda: pn.Cached(pn.Term(functions.doubled), "c"), r'pass its path, Term\("my_module:judge"\)'),
             (lambda: pn.Cached(pn.Term(counted), ""), 'folder=""; expected the path of a folder'),
             (lambda: pn.Cached(pn.Term(counted), "c", max_bytes=0), "max_bytes=0; expected a whole number"),
             (lambda: pn.Cached(pn.Term(counted), "c", version=2), "version=2; expected a string"),
@@ -199,6 +219,19 @@ class TestStore:
         Store(tmp_path, 10**6).put(entry.name, b"checksums are right")
         assert pipeline(np.array([1.0, 2.0])).metrics()["counted/cached"] == 0.0
 
+    def test_entry_that_cannot_be_opened_now_stays(self, tmp_path: Path) -> None:
+        resource = pytest.importorskip("resource")
+        store = Store(tmp_path, 10**6)
+        store.put("aa" * 32, b"content")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            found = store.get("aa" * 32)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert found is None
+        assert store.get("aa" * 32) == b"content"
+
     @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
     def test_link_is_missing_and_its_target_stays(self, tmp_path: Path) -> None:
         store, target = Store(tmp_path / "cache", 10**6), tmp_path / "target"
@@ -235,12 +268,24 @@ class TestStore:
     def test_what_a_killed_process_left_behind_is_removed(self, tmp_path: Path) -> None:
         store = Store(tmp_path, 3_000)
         store.put("aa" * 32, b"x" * 1000)
-        part = tmp_path / "aa" / ".aaaa.1234.part"
-        part.write_bytes(b"half")
-        os.utime(part, (0, 0))
+        parts = [tmp_path / "aa" / f".{'aa' * 32}.0123456789abcdef.part", tmp_path / ".size.0123456789abcdef.part"]
+        for part in parts:
+            part.write_bytes(b"half")
+            os.utime(part, (0, 0))
         (tmp_path / "size").unlink()
         store.put("bb" * 32, b"x" * 1000)
-        assert not part.exists()
+        assert not any(part.exists() for part in parts)
+
+    def test_files_of_others_stay(self, tmp_path: Path) -> None:
+        others = [tmp_path / name for name in ("en/corpus.txt", "de/half.part", f"aa/{'bb' * 32}", "bb" * 32)]
+        for other in others:
+            other.parent.mkdir(exist_ok=True)
+            other.write_bytes(b"x" * 5000)
+            os.utime(other, (0, 0))
+        store = Store(tmp_path, 3_000)
+        for index in range(6):
+            assert store.put(f"{index:02d}" * 32, b"x" * 1000)
+        assert all(other.exists() for other in others)
 
     def test_several_processes_share_a_folder(self, tmp_path: Path) -> None:
         code = (

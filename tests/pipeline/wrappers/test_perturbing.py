@@ -248,6 +248,14 @@ class TestCalls:
         (lambda: pn.SPSA(pn.Term(quadratic), wrt="y"), 'SPSA: wrt="y"; expected None, or names among the inputs of'),
         (lambda: pn.SPSA(pn.Term(quadratic), wrt=()), 'among the inputs of quadratic: "x"'),
         (lambda: pn.SPSA(pn.Term(quadratic, differentiable=False)), "expected a term with differentiable=True"),
+        (
+            lambda: pn.SPSA(pn.EMA(pn.Stale(pn.Term(quadratic), steps=2, wrt="x"))),
+            "expected a term whose values say what its gradient is; put Stale around SPSA",
+        ),
+        (
+            lambda: pn.EvolutionStrategies(pn.Normalized(pn.Term(quadratic))),
+            "expected a term whose values say what its gradient is; put Normalized around EvolutionStrategies",
+        ),
         (lambda: pn.SPSA(quadratic), "SPSA: term=.* expected a Term"),
         (lambda: pn.EvolutionStrategies(pn.Term(quadratic), population=3), "population=3; expected an even number of"),
         (lambda: pn.EvolutionStrategies(pn.Term(quadratic), sigma=-1.0), "sigma=-1.0; expected a finite number above"),

@@ -67,6 +67,14 @@ def test_one_output_is_the_logit_of_a_yes():
     assert logprob == pytest.approx(-logits.sigmoid().log().mean().item(), abs=1e-6)
 
 
+def test_of_labels_that_may_hold_together_each_has_a_probability_of_its_own():
+    module = classifier(labels=3, problem_type="multi_label_classification")
+    logits = scores(module, TEXTS)[:, 1]
+    for score, expected in (("logit", logits), ("probability", logits.sigmoid()), ("logprob", logits.sigmoid().log())):
+        judge = Judge(module, tokenizer=tokenizer(), label=1, score=score, maximise=False)
+        assert judge(TEXTS).value == pytest.approx(expected.mean().item(), abs=1e-6)
+
+
 def test_token_ids_are_texts_that_were_read_already():
     judge = Judge(classifier(), tokenizer=tokenizer())
     ids = [tokenizer()(text)["input_ids"] for text in TEXTS]
@@ -228,6 +236,8 @@ def test_a_label_that_is_not_there_is_an_error():
     for label in (None, "good", 3, True):
         with pytest.raises(pn.OptionError, match='expected one of the outputs: "LABEL_0", .*, or a number from 0 to 2'):
             Judge(classifier(labels=3), tokenizer=tokenizer(), label=label)(TEXTS)
+    with pytest.raises(pn.OptionError, match="expected one of the outputs: .*, or a number from 0 to 0"):
+        Judge(classifier(), tokenizer=tokenizer(), label="good")(TEXTS)
 
 
 def test_scores_that_are_not_finite_are_an_error():

@@ -83,6 +83,19 @@ def test_views_are_read_too(path: Path):
         assert base.objects("r", ["bern"]) == {"bern": frozenset({"switzerland", "europe"})}
 
 
+@pytest.mark.parametrize(
+    ("kind", "there", "asked"), [("TEXT", "7", 7), ("INTEGER", 7, "7"), ("TEXT COLLATE NOCASE", "Bern", "bern")]
+)
+def test_a_subject_that_only_the_database_takes_for_the_same_is_an_error(path: Path, kind: str, there: Any, asked: Any):
+    execute(path, f"CREATE TABLE typed (s {kind}, o)")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO typed VALUES (?, 'x')", (there,))
+    message = f"facts about the {type(there).__name__} {there}, which the database takes for a subject of another type"
+    fails(f"sqlite:///{path}", Table("typed", "s", "o"), [asked, "Basel"], pn.ServiceError, message)
+    with Database(f"sqlite:///{path}", {"r": Table("typed", "s", "o")}) as base:
+        assert base.objects("r", [there]) == {there: frozenset({"x"})}
+
+
 def test_values_are_never_part_of_the_query(path: Path):
     rows = [(value, value) for value in VALUES]
     with Database(write(path, rows), {"r": FACTS}) as base:

@@ -180,6 +180,16 @@ def test_facts_are_looked_up_again_after_their_time():
     assert len(base.asked) == 2
 
 
+def test_answers_are_not_kept_for_longer_by_another_list_of_facts():
+    base = Counting(CITIES)
+    term = Knowledge(base, closed=["twin of"], max_age=0.4)
+    term(np.array([0.5]), [("Lyon", "twin of", "Bern")])
+    for _ in range(2):
+        time.sleep(0.25)
+        term(np.array([0.5]), [("Lyon", "twin of", "Basel")])
+    assert len(base.asked) > 1
+
+
 def test_facts_that_are_checked_once_are_the_same_facts():
     facts = Facts(PHOTO)
     p = torch.tensor([0.7, 0.2, 0.4, 0.1])
@@ -245,6 +255,15 @@ def test_a_wrong_option_is_an_error_that_says_what_was_expected(options: dict[st
 def test_what_is_not_a_base_is_an_error(base: Any):
     with pytest.raises(pn.OptionError, match="expected a Graph, a Database, or an object with relations and objects"):
         Knowledge(base, rules=[SHOWN])
+
+
+@pytest.mark.parametrize(("there", "given"), [(7, "7"), ("7", 7)])
+def test_an_object_of_another_type_than_that_of_the_base_is_an_error(there: Any, given: Any):
+    term = Knowledge(Graph([("Lyon", "lies in", there)]), functional=["lies in"])
+    message = f"expected objects of the base's type: there it is the {type(there).__name__} {there!r}"
+    with pytest.raises(pn.OptionError, match=message):
+        term(np.array([0.5]), [("Lyon", "lies in", given)])
+    assert float(term(np.array([0.5]), [("Lyon", "lies in", 8)])[0]) == 0.5
 
 
 def test_what_is_not_a_fact_is_an_error():

@@ -1,6 +1,5 @@
 """A term that is computed once for each content of its inputs, and read from a folder after that."""
 
-import functools
 import inspect
 import os
 import sys
@@ -45,11 +44,14 @@ class Remembered(Wrapper):
         if term.takes_state:
             expected = "a term without state, which would be missing from a cached result"
             raise OptionError(self.title, "term", term, expected)
-        path = path_of(term.fn)
+        path = path_of(term.fn) or term.path
         if path is None:
-            expected = "a function that can be imported by its path, which is part of the key: define it in a module"
+            expected = (
+                "a function that can be imported by its path, which is part of the key: define it in a module, or make "
+                'an object in one and pass its path, Term("my_module:judge")'
+            )
             raise OptionError(self.title, "term", term, expected)
-        source = _source(term.fn)
+        source = _source(term.fn, path)
         if not source and not version:
             expected = "a version=, or a function from a module file: a change to its code would go unnoticed"
             raise OptionError(self.title, "term", term, expected)
@@ -158,20 +160,23 @@ def _device(read: Mapping[str, Any]) -> Any:
     return next((array.device for array in arrays if torch is not None and isinstance(array, torch.Tensor)), None)
 
 
-@functools.lru_cache(maxsize=256)
-def _source(fn: Any) -> str:
-    """A digest of the module of a function: when its code changes, what it returned before is not found."""
+def _source(fn: Any, path: str) -> str:
+    """A digest of the modules of a function: when their code changes, what it returned before is not found.
+
+    That of an object has its options, and that of its class has its code.
+    """
     from ... import __version__
 
+    own = inspect.getmodule(inspect.unwrap(fn))
+    named = sys.modules[path.partition(":")[0]] if ":" in path else own
     try:
-        module = inspect.getmodule(inspect.unwrap(fn))
-        if module is None:
-            return ""
-        # One of ours depends on others of ours.
-        ours = module.__name__.partition(".")[0] == __name__.partition(".")[0]
-        return digest_of((inspect.getsource(module), __version__ if ours else None))
+        # A TypeError where there is none.
+        sources = [inspect.getsource(cast("Any", module)) for module in (named, own)]
     except (OSError, TypeError):
         return ""
+    # One of ours depends on others of ours.
+    ours = __name__.partition(".")[0] in [module.__name__.partition(".")[0] for module in (named, own) if module]
+    return digest_of((sources, __version__ if ours else None))
 
 
 def Cached(term: Term, folder: str | os.PathLike[str], max_bytes: int = 2**30, version: str = "") -> Term:

@@ -142,10 +142,16 @@ class Perturbing(Wrapper):
 
 
 def check_estimable(title: str, term: Term) -> None:
-    """Raise for a term that is said to have no gradient: it would be estimated in vain."""
+    """Raise for a term whose gradient would be estimated in vain."""
     check_term(title, term)
     if not term.differentiable:
         raise OptionError(title, "term", term, "a term with differentiable=True: it has the gradient that is estimated")
+    fn = term.fn
+    while isinstance(fn, Wrapper):
+        if not fn.estimable:
+            expected = f"a term whose values say what its gradient is; put {fn.title} around {title}"
+            raise OptionError(title, "term", term, expected)
+        fn = fn.term.fn
 
 
 def _in(ops: Backend, array: Any, like: Any) -> Any:

@@ -74,6 +74,8 @@ class Scaled(_Running):
 
     kind = "normalized"
     title = "Normalized"
+    # Its scale follows the value, and counts as a constant in the gradient: at first all values are ±1.
+    estimable = False
 
     def changed(self, ops: Backend, value: Any, before: Any) -> tuple[Any, Any, Any]:
         """The value over the scale."""

@@ -24,6 +24,8 @@ class Reused(Wrapper):
     kind = "stale"
     title = "Stale"
     needs_step = True
+    # Beside its inputs it may have the same value, which is reused.
+    estimable = False
 
     def __init__(self, term: Term, steps: int, wrt: tuple[str, ...]) -> None:
         """Check the options."""

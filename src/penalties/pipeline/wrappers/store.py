@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ from ...files import read_plain, write_atomically
 __all__ = ["Store"]
 
 _MAGIC: Final = b"penalties-cache-1\n"
+_PART: Final = r"[0-9a-f]{16}\.part"
+"""How the name ends of what `write_atomically` has not finished."""
+_OWN: Final = re.compile(rf"[0-9a-f]{{64}}|\.[0-9a-f]{{64}}\.{_PART}")
+_OWN_SUM: Final = re.compile(rf"\.size\.{_PART}")
 _DIGEST: Final = 32
 _FILLED: Final = 0.9
 """What is left after an eviction, as a share of the bound: one for every entry would read the folder each time."""
@@ -31,14 +36,14 @@ class _File(NamedTuple):
 
 
 class Store:
-    """Entries of bytes in files of their own; the least recently used go first.
+    """Entries of bytes in files of their own, by keys of 64 hexadecimal digits; the least recently used go first.
 
     An entry is written as a whole, with a checksum over its key and its content: one that is damaged, cut short, or
-    has the name of another is not found, and is removed.
+    has the name of another is not found, and is removed. Other files in the folder stay.
 
     >>> import tempfile
-    >>> store = Store(tempfile.mkdtemp(), 1000)
-    >>> store.put("ab12", b"content"), store.get("ab12"), store.get("cd34")
+    >>> store, key, other = Store(tempfile.mkdtemp(), 1000), 32 * "ab", 32 * "cd"
+    >>> store.put(key, b"content"), store.get(key), store.get(other)
     (True, b'content', None)
     """
 
@@ -54,9 +59,11 @@ class Store:
             data = read_plain(path)
         except FileNotFoundError:
             return None
-        except OSError:
-            # A link, a pipe or whatever else is not an entry.
-            self.remove(key)
+        except OSError as error:
+            # A link, a pipe or whatever else is not an entry. What cannot be read just now may be one: too many files
+            # are open, or a network drive is away.
+            if error.errno in (errno.EINVAL, errno.ELOOP):
+                self.remove(key)
             return None
         start = len(_MAGIC) + _DIGEST
         content = data[start:]
@@ -118,16 +125,23 @@ class Store:
     def _files(self) -> Iterator[_File]:
         """Every entry. Unfinished ones that are old are removed."""
         now = time.time()
-        for group in self._in(self.folder):
-            if len(group.name) != 2 or not group.is_dir(follow_symlinks=False):
-                continue
-            for one in self._in(Path(group.path)):
-                with contextlib.suppress(OSError):
-                    found = one.stat(follow_symlinks=False)
-                    if one.name.endswith(".part") and now - found.st_mtime > _LEFT_BEHIND:
-                        os.unlink(one.path)
-                    else:
-                        yield _File(found.st_mtime, found.st_size, one.path)
+        for one in self._own():
+            with contextlib.suppress(OSError):
+                found = one.stat(follow_symlinks=False)
+                if one.name.endswith(".part") and now - found.st_mtime > _LEFT_BEHIND:
+                    os.unlink(one.path)
+                else:
+                    yield _File(found.st_mtime, found.st_size, one.path)
+
+    def _own(self) -> Iterator[os.DirEntry[str]]:
+        """What a store wrote; other files in its folder are somebody's, and stay."""
+        for one in self._in(self.folder):
+            if _OWN_SUM.fullmatch(one.name):
+                yield one
+            elif len(one.name) == 2 and one.is_dir(follow_symlinks=False):
+                for file in self._in(Path(one.path)):
+                    if _OWN.fullmatch(file.name) and file.name.strip(".").startswith(one.name):
+                        yield file
 
     def _in(self, folder: Path) -> list[os.DirEntry[str]]:
         try:

@@ -39,6 +39,8 @@ class Wrapper(Enclosing):
     """The parameters that it is about; None is all of them."""
     needs_step: bool = False
     """Whether a call has to say the step."""
+    estimable: bool = True
+    """Whether its gradient can be estimated from its values."""
 
     def __init__(self, term: Term, own: Sequence[str] = (), **settings: Any) -> None:
         """Keep the inner term, the parameters that it does not have, and the arguments of the public function."""

@@ -45,7 +45,8 @@ class Judge:
     - `model`: a folder, a name on the Hugging Face hub, or a module in eval mode. Code that comes with it is not run.
     - `tokenizer`: of a module that is to read texts; otherwise it is the one in the model's folder.
     - `label`: which output is the score, by its name or number, where there are several.
-    - `score`: "logit", "probability" or "logprob" of this label, among all, or with one output against its absence.
+    - `score`: "logit", "probability" or "logprob" of this label: among all, or against its absence where the model has
+      one output, or labels of which several may hold (`problem_type="multi_label_classification"` in its config).
     - `maximise`: False has training lower the score.
     - `baseline`: whether the mean of the other samples is subtracted, which lowers the variance of "score".
     - `threshold`: for the metric `above`.
@@ -221,14 +222,10 @@ class Judge:
         torch = library("a judge", "torch", extra="judge")
         count = logits.shape[-1]
         logits = logits.float()
-        if count == 1:
-            column = logits[:, 0]
-            if self._score == "logit":
-                return column
-            return column.sigmoid() if self._score == "probability" else torch.nn.functional.logsigmoid(column)
         if self._score != "logit":
-            logits = logits.log_softmax(-1)
-        column = logits[:, self._column(module, count)]
+            alone = count == 1 or module.config.problem_type == "multi_label_classification"
+            logits = torch.nn.functional.logsigmoid(logits) if alone else logits.log_softmax(-1)
+        column = logits[:, 0 if count == 1 and self._label is None else self._column(module, count)]
         return column.exp() if self._score == "probability" else column
 
     def _column(self, module: Any, count: int) -> int:

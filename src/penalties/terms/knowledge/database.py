@@ -81,6 +81,12 @@ class Database:
         for start in range(0, len(asked), _SUBJECTS):
             for subject, object_ in self._facts(relation, asked[start : start + _SUBJECTS]):
                 found[subject].add(object_)
+        for subject in found.keys() - asked:
+            # They would count as facts that nobody has.
+            raise ServiceError(
+                f'{self._here}: "{relation}" has facts about the {type(subject).__name__} {subject}, which the '
+                "database takes for a subject of another type or spelling; ask for subjects as the column has them"
+            )
         return {subject: frozenset(objects) for subject, objects in found.items()}
 
     def close(self) -> None:

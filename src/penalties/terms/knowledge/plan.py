@@ -70,6 +70,7 @@ def made(
         others = [index for object_, index in objects.items() if object_ not in known]
         confirmed += len(objects) - len(others)
         if assumed.contradict(relation, known):
+            _check_types(relation, subject, objects, known)
             contradicted += others
         else:
             unknown += len(others)
@@ -92,6 +93,16 @@ def made(
         hits=asked.hits,
         queries=asked.queries,
     )
+
+
+def _check_types(relation: str, subject: Thing, objects: Collection[Thing], known: Collection[Thing]) -> None:
+    """Raise for an object that is one of the base's but for its type: what is right would count as wrong."""
+    written = {str(one): one for one in known}
+    for object_ in objects:
+        there = written.get(str(object_))
+        if there is not None and object_ not in known:
+            expected = f"objects of the base's type: there it is the {type(there).__name__} {there!r}"
+            raise OptionError(NAME, "facts", (subject, relation, object_), expected)
 
 
 def _order(instance: Instance) -> tuple[tuple[int, ...], int]:

@@ -146,13 +146,17 @@ class Knowledge:
 
     def _plan(self, facts: Facts) -> tuple[Plan, bool]:
         """What to add up, and whether it was kept from before."""
-        with self._lock:
-            plan = self._plans.get(facts)
+        # These, also if `forget` replaces them meanwhile.
+        lock, lookups, plans = self._lock, self._lookups, self._plans
+        with lock:
+            plan = plans.get(facts)
         if plan is not None:
             return plan, True
-        plan = made(facts, self._lookups, self._base.relations, self._rules, self._assumed)
-        with self._lock:
-            self._plans[facts] = plan
+        plan = made(facts, lookups, self._base.relations, self._rules, self._assumed)
+        if math.isinf(self._max_age) or not plan.hits:
+            # Of answers that have an age already, it would be kept for longer than they may be.
+            with lock:
+                plans[facts] = plan
         return plan, False
 
 

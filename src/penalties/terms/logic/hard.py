@@ -54,8 +54,8 @@ def hard_rules(
     - `variables`: the names of the decisions.
     - `kind`: what is decided: "classes" takes the largest score, as a number from 0, "booleans" whether a score is
       above 0, and "numbers" the nearest whole number.
-    - `loss`: "margin" is the difference of scores, or of numbers: what the nearest decisions minimise. "cross_entropy"
-      is minus the log-probability of what has to be. Both are sums over the decisions of a row.
+    - `loss`: "margin" is the difference of scores, which the nearest decisions minimise, or the distance of numbers.
+      "cross_entropy" is minus the log-probability of what has to be. Both are sums over the decisions that change.
     - `contradictions`: "raise", or "skip" to count a row that nothing satisfies as 0.
     - `seconds`: how long Z3 may think about each question. Without an answer there is an `UndecidedError`.
     - `reduction`: "mean" or "sum" over the rows.
