@@ -357,7 +357,8 @@ class TestDigest:
             pytest.skip("needs JAX")
         import jax
 
-        with pytest.raises(ContentError, match="holds an array of key<fry>; expected numbers"):
+        # To NumPy those of older releases are objects.
+        with pytest.raises(ContentError, match="holds an array of (key<fry>|objects); expected numbers"):
             digest_of(jax.random.key(0))
 
     @pytest.mark.parametrize(
