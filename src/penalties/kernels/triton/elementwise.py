@@ -34,8 +34,9 @@ _TABLES: Final = 16
 
 
 @triton.jit
-def _pointer(TABLE, which, like, A: constexpr):
-    return tl.multiple_of(tl.load(TABLE + which).to(like.dtype), A)
+def _pointer(TABLE, which, like, W: constexpr):
+    """Where a tensor is: at a multiple of 16 bytes if a thread loads more than one element at once."""
+    return tl.multiple_of(tl.load(TABLE + which).to(like.dtype), 16 if W > 1 else 1)
 
 
 @triton.jit
@@ -106,15 +107,15 @@ def _swept(
 def _sweeping(
     LIKE, TO, XS, GS, SIZES, WHICH, FIRST, SUMS, straight, steep0, steep1, steep2, b0, b1, b2,
     DELTAS: constexpr, SIGNS: constexpr, ADDS: constexpr, COUNT: constexpr, BLOCK: constexpr, T: constexpr,
-    W: constexpr, A: constexpr,
+    W: constexpr,
 ):  # fmt: skip
     """The gradient of a block, and the sums of x², s·x, s², the squared gradient, and s·x and s² of further deltas."""
     block = tl.program_id(0)
     which = tl.load(WHICH + block)
     start = (block - tl.load(FIRST + which)).to(tl.int64) * BLOCK
     size = tl.minimum(tl.load(SIZES + which) - start, BLOCK).to(tl.int32)
-    X = _pointer(XS, which, LIKE, A) + start
-    G = _pointer(GS, which, TO, A) + start
+    X = _pointer(XS, which, LIKE, W) + start
+    G = _pointer(GS, which, TO, W) + start
     sums = _swept(
         X, G, size, straight, steep0, steep1, steep2, b0, b1, b2, DELTAS, SIGNS, ADDS, COUNT, T, W, False
     )  # fmt: skip
@@ -168,6 +169,6 @@ def sweep(
         _sweeping[(blocks,)](
             like, gradients[0], x_table, g_table, sizes, which, first, sums, straight, *steep, *unused, *bends, *unused,
             DELTAS=len(deltas), SIGNS=signs, ADDS=add, COUNT=count, BLOCK=_BLOCK, T=_LANES,
-            W=16 // like.element_size(), A=16 if x_aligned and g_aligned else 1, num_warps=_WARPS,
+            W=16 // like.element_size() if x_aligned and g_aligned else 1, num_warps=_WARPS,
         )  # fmt: skip
         return sums.sum(0)
