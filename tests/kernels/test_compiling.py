@@ -24,7 +24,7 @@ TYPES = {
 }
 TYPES |= dict.fromkeys(("PIECES", "SAVED", "VALUES", "ROWS", "NORMS"), "*fp32")
 TYPES |= dict.fromkeys(("LABELS", "XS", "GS", "SIZES"), "*i64")
-TYPES |= {f"{letter}{number}": "fp32" for letter in "bcd" for number in range(5)}
+TYPES |= {f"{word}{number}": "fp32" for word in ("b", "c", "steep") for number in range(5)}
 """Of the arguments that are neither tensors of the user's dtype nor whole numbers."""
 
 
@@ -82,6 +82,6 @@ def test_distributions(dtype: str, logits: bool) -> None:
 @pytest.mark.parametrize("deltas", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_element_wise(dtype: str, deltas: int) -> None:
-    count = 4 if deltas < 2 else 8
-    for adds, width in ((True, 16), (False, 1)):
-        assert_compiles(elementwise._sweeping, dtype, DELTAS=deltas, ADDS=adds, COUNT=count, BLOCK=2048, W=width)
+    sizes: dict[str, Any] = {"COUNT": 4 if deltas < 2 else 8, "BLOCK": 2048, "T": 256}
+    for other, width in ((True, 4), (False, 1)):
+        assert_compiles(elementwise._sweeping, dtype, DELTAS=deltas, SIGNS=other, ADDS=other, W=width, **sizes)

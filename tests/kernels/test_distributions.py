@@ -202,6 +202,20 @@ def test_tensors_of_other_classes_are_left_to_the_functions() -> None:
     assert "its mask is not a plain tensor" in group.reason
 
 
+@pytest.mark.parametrize("name", ["kl", "reverse", "symmetric"])
+def test_a_divergence_of_nothing_is_nan_and_not_infinite(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of logits that are NaN, or nothing but −inf, whatever else is there."""
+    for where in PAIR:
+        inputs = {one: drawn(3, 40, seed=seed) for seed, one in enumerate(PAIR)}
+        inputs[where][0] = -INF
+        inputs[where][1, :3] = torch.tensor([NAN, -INF, -INF])
+        row = pipeline(name, logits=True, reduction="sum")
+        for index in (0, 1):
+            fused, plain = both(row, "student", monkeypatch, **{one: x[index : index + 1] for one, x in inputs.items()})
+            assert fused[name].value.isnan()
+            assert plain[name].value.isnan()
+
+
 @pytest.mark.parametrize("logits", [True, False])
 @pytest.mark.parametrize("where", ["student", "teacher", "both"])
 def test_probabilities_of_zero(where: str, logits: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ def value_and_gradients(
         wide = torch.float32 if xs[0].dtype == torch.float16 else xs[0].dtype
         gradients = [torch.empty_like(x, dtype=wide) for x in whole] if into is None else into
         how = setting.straight, setting.deltas, setting.bends
-        if triton_unavailable(xs[0]) is None:
+        by_triton = triton_unavailable(xs[0]) is None
+        if by_triton:
             from .triton.elementwise import sweep
 
             sums = sweep(whole, gradients, *how, add=into is not None)
@@ -86,8 +87,8 @@ def value_and_gradients(
             sums = cpu.sweep(whole[0], gradients[0], *how, add=into is not None)
         found = products(sums, _factors(setting.forms, setting.shares, setting.deltas, sums.shape[0]))
         squares = found[len(parts) :]
-        # From a GPU they come in float64, and are in range.
-        far = [index for index, one in enumerate(squares if squares.is_cpu else ()) if not in_range(one)]
+        # Those of Triton's kernel are in float64, and in range: reading them here would wait for the device.
+        far = [] if by_triton else [index for index, one in enumerate(squares) if not in_range(one)]
         squares.sqrt_()
         numbers = list(found.to(torch.promote_types(xs[0].dtype, torch.float32)).unbind())
         values, norms = numbers[: len(parts)], numbers[len(parts) :]
@@ -110,6 +111,7 @@ class _Setting(NamedTuple):
     """The same times its coefficient."""
     straight: float
     deltas: tuple[float, ...]
+    """In ascending order; one of 0 is a sign."""
     bends: tuple[float, ...]
 
 
@@ -119,7 +121,7 @@ def _setting(parts: tuple[Part, ...], coefficients: tuple[float, ...], count: in
     shares = tuple(1 / count if part.mean else 1.0 for part in parts)
     scales = tuple(coefficient * share for coefficient, share in zip(coefficients, shares, strict=True))
     forms = tuple(part.form for part in parts)
-    deltas = tuple(dict.fromkeys(form.delta for form in forms if form.bent))
+    deltas = tuple(sorted({form.delta for form in forms if form.bent}))
     scaled = list(zip(forms, scales, strict=True))
     bends = tuple(
         float(sum(form.bent * scale for form, scale in scaled if form.bent and form.delta == delta)) for delta in deltas

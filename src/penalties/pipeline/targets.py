@@ -61,7 +61,8 @@ class Targets:
     def of(cls, function: str, inputs: CallInputs, wrt: Sequence[str], *, requested: bool = True) -> "Targets":
         """The leaves of the named inputs; unless `requested` by the user, only of those that require a gradient."""
         wholes: dict[str, Any] = {}
-        for name in dict.fromkeys(wrt):
+        wrt = tuple(dict.fromkeys(wrt))
+        for name in wrt:
             whole = inputs.find(function, name)
             inside_another = any(name != other and inputs.lies_in(name, other) for other in wrt)
             if requested and inside_another:

@@ -14,13 +14,13 @@ from .devices import on
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["squared_length", "squares_of"]
+__all__ = ["squared_length"]
 
 _BLOCK: Final = 4096
 
 
 @triton.jit
-def squares_of(x):
+def _squares_of(x):
     """The sum of x², by way of a power of two near the largest, so that no square leaves the range of float32."""
     exponent = tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True) & 0x7F800000
     usual = (exponent > 0) & (exponent < 0x7F000000)
@@ -38,7 +38,7 @@ def _measuring(X, SUMS, size, BLOCK: constexpr):
     plain = tl.sum(x * x, axis=0)
     wide = plain.to(tl.float64)
     if not ((plain > 1e-23) & (plain < 1e38)):
-        wide = squares_of(x)
+        wide = _squares_of(x)
     tl.store(SUMS + block, wide)
 
 

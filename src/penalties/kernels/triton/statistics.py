@@ -157,8 +157,11 @@ def _finishing(
                 y_largest, y_log, _, reverse, hole = _load_pieces(pieces + 5, at, mask, NVIDIA)
                 y_log_sum = y_largest + y_log
                 # Not the difference of the log-sum-exps, which are rounded to the size of the logits.
-                kl = tl.where(gap, float("inf"), (kl - (x_largest - y_largest)) - (x_log - y_log))
-                reverse = tl.where(hole, float("inf"), (reverse - (y_largest - x_largest)) - (y_log - x_log))
+                kl = (kl - (x_largest - y_largest)) - (x_log - y_log)
+                reverse = (reverse - (y_largest - x_largest)) - (y_log - x_log)
+                # Added, so that NaN stays NaN.
+                kl += tl.where(gap, float("inf"), 0.0)
+                reverse += tl.where(hole, float("inf"), 0.0)
     tl.store(VALUES + row, entropy * LN2)
     tl.store(VALUES + N + row, kl * LN2)
     tl.store(VALUES + 2 * N + row, reverse * LN2)
