@@ -288,6 +288,16 @@ def test_numpy_arrays_of_objects() -> None:
         pn.l1(np.array([None, 1], dtype=object))
 
 
+@pytest.mark.parametrize("name", ["l1", "entropy", "orthogonality", "kl_divergence"])
+@pytest.mark.parametrize("kind", [np.ma.masked_array, np.matrix])
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_arrays_whose_operations_are_others(name: str, kind: Any) -> None:
+    """A mean of a masked array would be its sum by the number of all elements."""
+    arguments = [kind(X)] * (2 if name == "kl_divergence" else 1)
+    with pytest.raises(pn.BackendError, match=rf"{name}: an array is a {kind(X).__class__.__name__}; .*np\.asarray"):
+        getattr(pn, name)(*arguments)
+
+
 def test_numpy_has_no_gradients() -> None:
     for fn in (pn.gradient_penalty, pn.with_gradient_penalty):
         with pytest.raises(pn.BackendError, match="has no gradients; pass a torch.Tensor or a jax.Array$"):

@@ -130,6 +130,25 @@ class TestAnswers:
             pool.start(task(hides)).result()
         assert not Path("/proc", pid.read_text()).exists()
 
+    def test_one_that_has_left_the_group_of_its_broker_is_killed_and_replaced(
+        self, pool: Processes, tmp_path: Path
+    ) -> None:
+        pid = tmp_path / "pid"
+
+        def hides(x: Any) -> Any:
+            pid.write_text(str(os.getpid()))
+            os.setsid()
+            os.closerange(3, 256)
+            time.sleep(60.0)
+
+        with pytest.raises(pn.WorkerLostError, match="term: its process died"):
+            pool.start(task(hides)).result()
+        start = time.monotonic()
+        assert value(pool.start(task(total))) == 2.0
+        # Before, nothing came until the broker gave up, after ten seconds.
+        assert time.monotonic() - start < 9.0
+        assert not Path("/proc", pid.read_text()).exists()
+
     def test_a_result_that_is_none_is_a_lost_worker(self, pool: Processes) -> None:
         def scribbles(x: Any) -> Any:
             from penalties.execution.slots import Slot

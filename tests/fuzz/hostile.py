@@ -222,6 +222,27 @@ def returns_a_value_without_memory(x: Any) -> Any:
     return torch.zeros((), device="meta")
 
 
+@hostile(pn.TermError, "an array is a MaskedConstant", libraries=("numpy",))
+def returns_a_number_that_is_masked(x: Any) -> Any:
+    return pn.Evaluation(np.ma.masked_array([1.0], True).sum(), gradient={"x": 2 * x})
+
+
+@hostile(pn.TermError, "an array is a MaskedConstant")
+def measures_a_number_that_is_masked(x: Any) -> Any:
+    return brought(x, squares_alone(x), 2 * x, metrics={"a": np.ma.masked})
+
+
+@hostile(pn.TermError, "the metric all as an int beyond the range of floats")
+def measures_beyond_floats(x: Any) -> Any:
+    return brought(x, squares_alone(x), 2 * x, metrics={"all": 10**400})
+
+
+@hostile(None, libraries=("torch",))
+def returns_a_sparse_number(x: Any) -> Any:
+    nowhere = torch.zeros((0, 1), dtype=torch.long)
+    return torch.sparse_coo_tensor(nowhere, squares_alone(x).reshape(1), (), check_invariants=True)
+
+
 @hostile(pn.TermError, "could not be used: OSError: leaks")
 def returns_leaky_metrics(x: Any) -> Any:
     return pn.Evaluation(squares_alone(x), gradient={"x": 2 * x}, metrics=Leaky(a=1.0))

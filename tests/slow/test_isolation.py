@@ -67,6 +67,24 @@ def test_a_second_attempt_sees_the_inputs_that_were_given(executor: pn.Executor,
     assert float(executor.run(pipeline, {"x": X}).total) == 20_000.0
 
 
+@pytest.mark.parametrize("runs", ["thread", "process"])
+def test_what_a_term_sets_ends_with_it(runs: str) -> None:
+    def sets(x: Any) -> Any:
+        np.seterr(all="raise")
+        if runs == "thread":
+            torch.set_default_device("meta")
+        return squares(x)
+
+    def finds(x: Any) -> Any:
+        assert np.geterr()["divide"] == "warn"
+        return squares(x) + float(torch.zeros(1))
+
+    with pn.Executor(max_workers=1) as executor:
+        for fn in (sets, finds):
+            out = executor.run(pn.Pipeline([pn.Term(fn, runs=runs)]), {"x": X})
+            assert float(out.total) == 20_000.0
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
 def test_memory_that_a_term_keeps_does_not_change(kind: str) -> None:
     """And what it kept and dropped again is not kept for it: a worker does not grow."""

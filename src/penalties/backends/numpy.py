@@ -89,6 +89,7 @@ _PACK_AT_MOST: Final = 2**17
 
 
 def upcast(function: str, x: NDArray) -> NDArray:
+    _check_plain(f"{function}: ", x)
     kind, bits = x.dtype.kind, 8 * x.dtype.itemsize
     if kind == "f" and bits >= 32:
         return x
@@ -264,7 +265,17 @@ def stop_gradient(x: NDArray) -> NDArray:
 
 
 def whole(x: NDArray) -> NDArray:
+    _check_plain("", x)
     return x
+
+
+def _check_plain(prefix: str, x: NDArray) -> None:
+    # Masked elements are left out of sums and counted by means; matrices have products of their own.
+    masked = sys.modules.get("numpy.ma")
+    if isinstance(x, np.matrix) or (masked is not None and isinstance(x, masked.MaskedArray)):
+        raise BackendError(
+            f"{prefix}an array is a {type(x).__name__}; expected a plain one: np.asarray(x); masks go to mask="
+        )
 
 
 def power_iteration(matrix: NDArray, start: NDArray, times: int) -> NDArray:

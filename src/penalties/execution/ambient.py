@@ -28,9 +28,10 @@ class Modes:
             if torch.is_inference_mode_enabled():
                 self._entering.append(torch.inference_mode)
             # `get_default_device` takes ten times as long.
-            if torch.empty(0).device.type != "cpu":
-                device = torch.get_default_device()
-                self._entering.append(lambda: device)
+            here = torch.empty(0).device
+            device = here if here.type == "cpu" else torch.get_default_device()
+            # An earlier term may have set another one in the thread.
+            self._entering.append(lambda: contextlib.nullcontext() if torch.empty(0).device == device else device)
         jax: Any = sys.modules.get("jax")
         if jax is not None:
             default = jax.config.jax_default_device

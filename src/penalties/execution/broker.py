@@ -105,12 +105,15 @@ class Broker:
     def _look(self) -> None:
         now = time.monotonic()
         for number, (pid, since) in list(self._lost.items()):
-            if number not in self._serving:
+            future = self._serving.get(number)
+            if future is None:
                 del self._lost[number]
             elif _kill(pid):
                 self._lost[number] = pid, now
             elif now - since > _REPORT:
                 self._report(number, 0)
+                # Or it has left our group, as daemons do: then Pebble kills it.
+                future.cancel()
         for number, future in list(self._serving.items()):
             if future.running():
                 self._added.pop(number, None)
@@ -132,6 +135,8 @@ class Broker:
 
     def _ended(self, number: int, future: Any) -> None:
         """In a thread of Pebble's: a worker has ended."""
+        if future.cancelled():
+            return
         code = getattr(future.exception(), "exitcode", None)
         if code is None:
             # It could not be set up; or Pebble gives up, as where a process dies before any has begun to serve.

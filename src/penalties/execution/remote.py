@@ -1,6 +1,7 @@
 """Evaluating a term in a worker: a process of the pool, or an actor on a cluster."""
 
 import contextlib
+import contextvars
 import dataclasses
 import importlib
 import os
@@ -86,7 +87,9 @@ def evaluate(term: Term, request: Request, arrays: Sequence[Any]) -> Packed:
         with _applied(request.settings):
             inputs, wrt, step, state = loads(request.data, arrays)
             with waiting(wait_here):
-                evaluation = evaluate_away(term, inputs, wrt, step=step, state=state)
+                # In a context of its own, as in a thread: what a term sets there, as by np.seterr, ends with it.
+                context = contextvars.copy_context()
+                evaluation = context.run(evaluate_away, term, inputs, wrt, step=step, state=state)
             try:
                 return dumps_data(_fields(evaluation))
             except Exception as error:

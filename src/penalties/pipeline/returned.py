@@ -1,5 +1,6 @@
 """What a term's function returned, checked and brought into the form of an evaluation."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -112,6 +113,8 @@ def _metric(term: Term, key: object, metric: Any) -> Any:
         raise TermError(
             term.name, f"returned the metric {key} as {described(metric)}; expected a number or a 0-d array"
         )
+    if isinstance(metric, int) and abs(metric) > sys.float_info.max:
+        raise TermError(term.name, f"returned the metric {key} as an int beyond the range of floats")
     return metric
 
 

@@ -410,6 +410,22 @@ class TestReport:
             told = f"error: the folder {folder} is not writable; choose another file with --out\n"
             assert capsys.readouterr().err == told
 
+    @pytest.mark.usefixtures("toy")
+    def test_only_a_page_is_replaced(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        os.mkfifo(here / "pipe")
+        (here / "link.html").symlink_to("toy.toml")
+        names = ["runs/toy/metrics.jsonl", "runs/toy/config.json", "toy.toml", "link.html", "pipe", os.devnull]
+        before = {name: Path(name).read_bytes() for name in names[:3]}
+        for name in names:
+            assert cli.main(["report", "runs/toy", "--out", name]) == 2
+            said = capsys.readouterr().err
+            assert said.startswith(f"error: {name} is not replaced: it is ")
+            assert said.endswith("; choose another file with --out\n")
+        assert before == {name: Path(name).read_bytes() for name in names[:3]}
+        Path("empty").touch()
+        for name in ("new.html", "new.html", "empty"):
+            assert cli.main(["report", "runs/toy", "--out", name, "--quiet"]) == 0
+
     @pytest.mark.parametrize(
         ("number", "told"),
         [

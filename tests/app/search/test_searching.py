@@ -114,6 +114,12 @@ class TestResume:
         # With more trials it goes on.
         assert len(found(wanted(path, trials=5), out, resume=True).trials) == 5
 
+    def test_a_study_that_is_damaged_is_an_error(self, path: Path, tmp_path: Path) -> None:
+        found(wanted(path, trials=1), tmp_path / "out")
+        (tmp_path / "out" / "study.db").write_bytes(b"none of SQLite's" * 500)
+        with pytest.raises(RunError, match=r"study\.db cannot be read: .*not a database; restore the file, or choose"):
+            found(wanted(path), tmp_path / "out", resume=True)
+
     def test_another_search_is_an_error(self, path: Path, tmp_path: Path) -> None:
         found(wanted(path, trials=1), tmp_path / "out")
         with pytest.raises(RunError, match="already has a search; use --resume"):

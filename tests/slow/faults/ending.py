@@ -102,6 +102,14 @@ def hides_from_the_caller(x: Any) -> Any:
     hang()
 
 
+@fault(pn.WorkerLostError, where=PROCESS, costs=0.8, ray=False)
+def hides_in_a_session_of_its_own(x: Any) -> Any:
+    """As a program that becomes a daemon does: signals to the group of the broker do not reach it."""
+    os.setsid()
+    os.closerange(3, 1024)
+    hang()
+
+
 @fault(pn.WorkerLostError, "not an answer", where=PROCESS, costs=0.3, ray=False)
 def answers_nonsense(x: Any) -> Any:
     connection().sendall(b"nonsense" * 200)

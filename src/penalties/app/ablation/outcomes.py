@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...encoding import decode, encode
 from ...files import read_plain, write_atomically
-from ..runs.disk import RunError, writing
+from ..runs.disk import RunError, validated, writing
 from ..runs.run import Run
 
 if TYPE_CHECKING:
@@ -122,10 +122,9 @@ def recorded(folder: Path) -> Recorded:
     path = folder / _SUMMARY
     try:
         found: Any = decode(json.loads(read_plain(path)))
-        runs = [cast("dict[str, Any]", run) for run in found["runs"]]
-        outcomes = [Outcome(**{**run, "folder": folder / run["folder"]}) for run in runs]
-        variants = {name: Facts(**facts) for name, facts in found["variants"].items()}
-        return Recorded(found["baseline"], variants, outcomes, found.get("total"))
+        outcomes = [{**run, "folder": folder / run["folder"]} for run in found["runs"]]
+        whole = {"variants": found["variants"], "outcomes": outcomes, "runs": found.get("total")}
+        return validated(Recorded, {"baseline": found["baseline"], **whole})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{path} cannot be read ({type(error).__name__}: {error}); resume the ablation to write it again", 2

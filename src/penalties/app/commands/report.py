@@ -8,14 +8,17 @@ from typing import Any, Final
 import click
 
 from ...encoding import dumps
+from ...files import open_plain
 from ..console import say
-from ..runs.disk import RunError
+from ..runs.disk import RunError, reason
 from .options import as_json, debug, quiet
 
 __all__ = ["command", "lines_of"]
 
 _OF_THE_FOLDER: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 """Errors of the folder that the report would be in."""
+
+_PAGE: Final = b"<!doctype html"
 
 
 @click.command("report")
@@ -38,6 +41,8 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
     from ..report import make
 
     report = make(runs)
+    if out is not None:
+        _check_replaceable(out)
     path = out or _beside(runs)
     try:
         report.save(path)
@@ -57,6 +62,19 @@ def command(runs: Sequence[Path], out: Path | None, quiet: bool, as_json: bool) 
         if report.together:
             say(report.together[0])
         say(f"report: {path}")
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise where the name has anything but a page, such as the log of a run."""
+    try:
+        with open(open_plain(path), "rb") as file:
+            found = "" if file.read(len(_PAGE)).lower() in (b"", _PAGE) else "it is not an HTML page"
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        found = reason(error)
+    if found:
+        raise RunError(f"{path} is not replaced: {found}; choose another file with --out", 2)
 
 
 def _beside(runs: Sequence[Path]) -> Path:

@@ -8,12 +8,14 @@ import re
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from ...errors import PenaltiesError, said
 from ...files import read_plain
 
-__all__ = ["RunError", "discard", "read_object", "reason", "remove", "writing"]
+__all__ = ["RunError", "discard", "read_object", "reason", "remove", "validated", "writing"]
+
+_Kind = TypeVar("_Kind")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -81,6 +83,17 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{path} is not a JSON object; restore the file")
     return cast("dict[str, Any]", found)
+
+
+def validated(kind: type[_Kind], found: Any) -> _Kind:
+    """Data of a file as an object of this class; a `ValueError` that names the first value of another type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def discard(folder: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...files import read_plain, write_atomically
 from ...pipeline.table import table
 from ..ablation.statistics import on_front
 from ..problems import counted, joined
-from ..runs.disk import RunError, writing
+from ..runs.disk import RunError, validated, writing
 from ..train.progress import short
 from .goals import Constraint, Goal
 
@@ -117,13 +117,12 @@ def found_in(folder: Path) -> Found:
     path = folder / _SUMMARY
     try:
         given: Any = decode(json.loads(read_plain(path)))
-        runs = [cast("dict[str, Any]", run) for run in given["runs"]]
-        return Found(
-            [Goal(**one) for one in given["goals"]],
-            [Constraint(**one) for one in given["constraints"]],
-            int(given["total"]),
-            [Trial(**{**run, "folder": folder / run["folder"]}) for run in runs],
-        )
+        trials = [{**run, "folder": folder / run["folder"]} for run in given["runs"]]
+        whole = {key: given[key] for key in ("goals", "constraints", "total")}
+        found = validated(Found, {**whole, "trials": trials})
+        if not found.goals:
+            raise ValueError("goals: expected at least one")
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{path} cannot be read ({type(error).__name__}: {error})"
         raise RunError(f"{problem}; resume the search to write it again", 2) from error

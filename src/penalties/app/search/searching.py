@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import MissingLibraryError
+from ...errors import MissingLibraryError, PenaltiesError, said
 from ..ablation.running import Training
 from ..parallel import Task
 from ..runs.disk import RunError, writing
@@ -77,10 +77,18 @@ def search(wanted: Search, folder: Path, *, resume: bool = False, training: Trai
         folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as ending:
         ending.callback(Lock(folder / "lock").release)
-        storage = _storage(optuna, folder)
-        ending.callback(storage.engine.dispose)
-        ending.callback(storage.remove_session)
-        trials = _Trials(optuna, storage, wanted, folder)
+        try:
+            storage = _storage(optuna, folder)
+            ending.callback(storage.engine.dispose)
+            ending.callback(storage.remove_session)
+            trials = _Trials(optuna, storage, wanted, folder)
+        except PenaltiesError:
+            raise
+        except Exception as error:
+            # SQLAlchemy's, SQLite's or Optuna's own, by what is damaged.
+            what = said(error).partition("\n")[0]
+            hint = "restore the file, or choose another folder with --run"
+            raise RunError(f"{folder / _STUDY} cannot be read: {what}; {hint}") from error
         write(folder, trials.found())
         training(trials.tasks(), trials.end)
         return trials.found()

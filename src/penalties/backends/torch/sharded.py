@@ -20,9 +20,11 @@ def is_sharded(x: object) -> bool:
 
 
 def whole(x: "Tensor") -> "Tensor":
-    """The same as an ordinary tensor on each process; differentiable. Every process must come here."""
+    """The same as an ordinary tensor, dense and on each process; differentiable. Every process must come here."""
     spread: Any = x
-    return spread.full_tensor() if is_sharded(x) else x
+    if is_sharded(x):
+        return spread.full_tensor()
+    return x.to_dense() if x.is_sparse else x
 
 
 def placed(x: "Tensor", like: "Tensor") -> "Tensor":
