@@ -1,6 +1,7 @@
 """The documentation: its code runs and prints what it says, and no public name is missing from it."""
 
 import importlib
+import importlib.util
 import inspect
 import operator
 import os
@@ -101,6 +102,16 @@ def api_entries() -> dict[str, dict[str, Any]]:
     names = [name for name, _ in found]
     assert len(set(names)) == len(names)
     return {name: (yaml.safe_load(options) or {}).get("options", {}) for name, options in found}
+
+
+def test_modules_that_pages_run_with_m_can_be_run():
+    found = {name for path in PAGES for name in re.findall(r"-m (penalties[\w.]*)", path.read_text())}
+    assert "penalties" in found
+    for name in found:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        # A package runs if it has a __main__.
+        assert spec.submodule_search_locations is None or importlib.util.find_spec(f"{name}.__main__"), name
 
 
 def test_every_penalty_is_public():

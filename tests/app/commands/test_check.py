@@ -136,6 +136,7 @@ class TestCheck:
         assert "which is for tokens that the model itself sampled, and a data set has others" in err
         assert says in err
         assert run("check", write(tmp_path, f"{table}sampled = true\n{text}"))[0] == 0
+        assert run("check", write(tmp_path, f"{table}{text}enabled = false\n"), "--no-model")[0] == 0
         remote = '[backend]\nkind = "tinker"\n'
         err = run("check", write(tmp_path, remote + table + text))[2]
         assert 'is exact, with backend.kind = "local"' in err

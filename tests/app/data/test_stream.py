@@ -201,7 +201,7 @@ class TestHeldOut:
         text = '[data]\npath = "lines.jsonl"\neval_path = "lines.jsonl"\n'
         assert list(wrong(tmp_path, ["x", LINES[0]], text)) == ["line 1"]
         made = stream(tmp_path, text + 'on_bad_line = "skip"', ["x", LINES[0]])
-        assert [one.where for one in made.problems] == ["line 1"]
+        assert [one.where for one in made.problems] == ["lines.jsonl: line 1"]
         assert [len(batch) for batch in made.eval_batches()] == [1]
 
 
@@ -242,7 +242,7 @@ class TestBadLines:
     def test_they_may_be_left_out(self, tmp_path: Path) -> None:
         text = '[data]\npath = "lines.jsonl"\non_bad_line = "skip"\nshuffle = false\n[train]\nbatch_size = 2'
         made = stream(tmp_path, text, ["x", LINES[0], "[]", LINES[1]])
-        assert [one.where for one in made.problems] == ["line 1", "line 3"]
+        assert [one.where for one in made.problems] == ["lines.jsonl: line 1", "lines.jsonl: line 3"]
         assert len(made) == 2
         assert [text_of(datum) for datum in made.batch(0)] == ["say one: one<end>", "say two: two<end>"]
 
@@ -301,7 +301,8 @@ class TestBadLines:
     def test_either_text_of_a_pair_may_be_too_long(self, tmp_path: Path) -> None:
         data = [{"chosen": "ab", "rejected": "a" * 30}, {"chosen": "a" * 30, "rejected": "ab"}, PAIRS[1]]
         made = config(tmp_path, DPO + '[data]\npath = "lines.jsonl"\non_bad_line = "skip"', data=data)
-        assert [one.where for one in Stream(made, BYTES, limit=12).problems] == ["line 1", "line 2"]
+        found = Stream(made, BYTES, limit=12).problems
+        assert [one.where for one in found] == ["lines.jsonl: line 1", "lines.jsonl: line 2"]
 
     def test_more_keys_do_no_harm(self, tmp_path: Path) -> None:
         assert len(stream(tmp_path, "", [{**LINES[0], "id": 5, "source": None}])) == 1

@@ -113,7 +113,7 @@ class TestRun:
             file.write("no json\n")
         run = train(config, tmp_path / "run")
         assert events(run)[0] == "warning"
-        assert "1 lines of data were left out; line 9" in records(run, "event")[0]["message"]
+        assert "1 line of data left out; data.jsonl: line 9" in records(run, "event")[0]["message"]
 
     def test_the_learning_rate_follows_its_schedule(self, tmp_path: Path) -> None:
         config = toy_config(tmp_path)

@@ -1,5 +1,6 @@
 """Full logits of references: exact divergences from the initial model or a teacher, on the local client."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,33 @@ def test_a_teacher_is_compared_with_in_both_directions(options: dict[str, Any]) 
     assert found.custom_loss["kl"].value == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.fixture
+def padded(tmp_path: Path) -> str:
+    """A model with the tokens of the built-in one, and seven more outputs, which stand for none."""
+    with LocalTrainingClient("tiny", adapter="none", seed=5) as client:
+        client.model.resize_token_embeddings(264)
+        client.model.save_pretrained(tmp_path)
+        client.tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_outputs_of_a_teacher_that_stand_for_no_token_are_left_out(padded: str, measured: bool) -> None:
+    with trained() as client, LocalTrainingClient(padded, adapter="none") as teacher:
+        graph = teacher.forward_with_graph(DATA, ["logits"], evaluate=True).result()
+        tokens = graph.packed["logits"][:, :257].log_softmax(-1)[[1, 2, 3, 5]]
+        expected = divergence(rows(client), tokens)
+        found = forward_backward_custom(
+            client,
+            DATA,
+            None,
+            regularizers=[term()],
+            references={"first": references.client(teacher)},
+            track_grad_norms="parameters" if measured else False,
+        ).result()
+    assert found.custom_loss["kl"].value == pytest.approx(expected, rel=1e-5)
+
+
 def test_your_own_function_gets_one_array_per_datum() -> None:
     seen: list[Any] = []
 
@@ -124,6 +152,14 @@ class TestErrors:
             pytest.raises(InputError, match="logits need a LocalTrainingClient"),
         ):
             references.client(Client()).logits(client, DATA)
+
+    def test_a_teacher_with_fewer_outputs_is_one(self, padded: str) -> None:
+        with (
+            LocalTrainingClient(padded, adapter="none") as client,
+            LocalTrainingClient("tiny") as teacher,
+            pytest.raises(InputError, match="the teacher tiny has 257 logits at a position, and the model 264"),
+        ):
+            references.client(teacher).logits(client, DATA)
 
     @pytest.mark.parametrize("given", [references.perturbed(), [[0.0] * 4, [0.0] * 2]])
     def test_other_references_have_none(self, given: Any) -> None:

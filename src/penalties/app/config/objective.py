@@ -219,6 +219,7 @@ def _estimates(where: str, table: "TermTable", term: Term, config: "Config") -> 
     what = estimates(table.fn)
     if (
         what is None
+        or not table.enabled
         or config.data.sampled
         or "logprobs" not in {name.removeprefix("flat_") for name in term.inputs.values()}
     ):

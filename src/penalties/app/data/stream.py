@@ -1,6 +1,6 @@
 """The examples of a config's files, as data for a client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -66,8 +66,7 @@ class Stream:
             ((source, problems),) = wrong
             raise DataError(source.path.name, problems, more)
         if wrong:
-            said = [Problem(f"{source.path.name}: {one.where}", one.message) for source, some in wrong for one in some]
-            raise DataError("data", said, more)
+            raise DataError("data", [one for source, some in wrong for one in _named(source, some)], more)
         sizes = [len(source) for source in self._sources]
         self.chat: bool = isinstance(self._sources[0].read([0])[0][0], Chat)
         """Whether the first example is a conversation; what the model is asked then is the turn of a user."""
@@ -86,7 +85,7 @@ class Stream:
     @property
     def problems(self) -> list[Problem]:
         """The first lines of each file that were left out, and why."""
-        return [problem for source in self._files.values() for problem in source.problems]
+        return [problem for source in self._files.values() for problem in _named(source, source.problems)]
 
     @property
     def bad(self) -> int:
@@ -174,3 +173,8 @@ class Stream:
         for start in range(0, len(indices), 100):
             for example in source.read(indices[start : start + 100]):
                 yield from self._encoder.lengths(example)
+
+
+def _named(source: Source, problems: Iterable[Problem]) -> list[Problem]:
+    """The problems of a file, with its name."""
+    return [Problem(f"{source.path.name}: {one.where}", one.message) for one in problems]

@@ -140,7 +140,7 @@ class Training:
             self.tell("warning", "the log is not as it was at that checkpoint; its report may lack steps")
         problems = self.stream.problems
         if problems and self.done == 0:
-            self.tell("warning", f"{self.stream.bad} lines of data were left out; {problems[0]}")
+            self.tell("warning", f"{counted(self.stream.bad, 'line')} of data left out; {problems[0]}")
 
     def run_all(self) -> None:
         """Every remaining step, with evaluations and checkpoints between them."""

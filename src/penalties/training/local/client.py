@@ -157,6 +157,11 @@ class LocalTrainingClient(PassingClient):
         return self._model.context
 
     @property
+    def outputs(self) -> int:
+        """The number of logits at a position; the tokenizer may have fewer tokens, since output layers are padded."""
+        return self._model.outputs
+
+    @property
     def ends(self) -> frozenset[int]:
         """The tokens that end a sample, unless `SamplingParams.stop` names others."""
         return self._model.ends

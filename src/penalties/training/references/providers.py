@@ -17,7 +17,7 @@ from ..futures import failed, in_thread, mapped, resolved
 from ..reading import replaced, tokens_of
 from .asking import Arrays, requested
 from .likeliest import requested_likeliest, sampler_of, split
-from .logits import check_vocabulary, logits_of
+from .logits import check_vocabulary, logits_of, narrowed, shared_outputs
 from .memory import Memory, key_of
 
 __all__ = ["Initial", "Perturbed", "Provider", "Teacher", "client", "initial", "perturbed"]
@@ -259,7 +259,9 @@ class Teacher:
     def logits(self, client: Any, data: Sequence[Any], *, lazy: bool = False) -> "Future[Any]":
         """Request the logits of the teacher, for a term that reads `<reference>.logits`."""
         self._check(client)
-        return logits_of("client", self.teacher, data, lazy=lazy)
+        logits = logits_of("client", self.teacher, data, lazy=lazy)
+        width = shared_outputs(client, self.teacher)
+        return mapped(logits, lambda found: narrowed(found, width))
 
     def _check(self, client: Any) -> None:
         """Check once that both have the same tokens, where both are in this process and have a tokenizer."""
