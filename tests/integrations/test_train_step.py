@@ -211,6 +211,20 @@ def test_gradient_is_clipped_to_max_norm():
     assert step.output.total_grad_norm.item() == metrics["total_grad_norm"]
 
 
+def test_only_what_the_optimizer_steps_is_clipped_and_counted_in_the_norm():
+    def train(frozen: bool) -> tuple[Any, list[float]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().to(DEVICE)
+        model[0].requires_grad_(not frozen)
+        optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        step = pn.train_step(model, mse_loss, pn.Pipeline(), optimizer, max_norm=0.1)
+        return model[2].weight, [step(*batch())["total_grad_norm"] for _ in range(5)]
+
+    (weight, norms), (expected, alone) = train(frozen=False), train(frozen=True)
+    assert torch.equal(weight, expected)
+    assert norms == alone
+
+
 def test_value_that_is_not_finite_is_found_by_a_check_of_the_output():
     step = stepper(pn.Term(lambda prediction: prediction.sum() * float("nan"), name="broken"))
     assert np.isnan(step(*batch())["loss"])
