@@ -160,6 +160,15 @@ def test_parameters_that_are_not_trained_are_no_input():
     assert metrics["sparsity"] < pn.l1(model.parameters()).item()
 
 
+def test_parameters_that_deepspeed_keeps_elsewhere_raise():
+    step = stepper(SPARSITY)
+    for parameter in step.model.parameters():
+        # What its ZeRO stage 3 leaves: an empty tensor, and the size that it had.
+        parameter.ds_numel, parameter.data = parameter.numel(), parameter.data.new_empty(0)
+    with pytest.raises(pn.OptionError, match="DeepSpeed ZeRO stage 3.*use stage 1 or 2"):
+        step(*batch())
+
+
 def test_state_is_kept_between_steps_and_survives_a_restart(tmp_path: Path):
     term = pn.Normalized(SPARSITY, decay=0.5)
     step = stepper(term)
