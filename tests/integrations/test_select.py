@@ -103,6 +103,7 @@ def test_the_table_says_what_is_covered() -> None:
         ({"include": nn.Linear}, "expected a glob"),
         ({"types": nn.Conv2d}, 'types="Conv2d"; expected classes of modules that have parameters: BatchNorm1d, Emb'),
         ({"types": "Linear"}, 'types="Linear"; expected a class of modules'),
+        ({"types": []}, "types=[]; expected a class of modules"),
         ({"ndim": "2"}, 'ndim="2"; expected a whole number, or a comparison such as ">=2"'),
         ({"ndim": 2.0}, "ndim=2.0; expected a whole number"),
     ],

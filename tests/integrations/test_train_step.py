@@ -160,6 +160,15 @@ def test_parameters_that_are_not_trained_are_no_input():
     assert metrics["sparsity"] < pn.l1(model.parameters()).item()
 
 
+def test_parameters_that_deepspeed_keeps_elsewhere_raise():
+    step = stepper(SPARSITY)
+    for parameter in step.model.parameters():
+        # What its ZeRO stage 3 leaves: an empty tensor, and the size that it had.
+        parameter.ds_numel, parameter.data = parameter.numel(), parameter.data.new_empty(0)
+    with pytest.raises(pn.OptionError, match="DeepSpeed ZeRO stage 3.*use stage 1 or 2"):
+        step(*batch())
+
+
 def test_state_is_kept_between_steps_and_survives_a_restart(tmp_path: Path):
     term = pn.Normalized(SPARSITY, decay=0.5)
     step = stepper(term)
@@ -209,6 +218,20 @@ def test_gradient_is_clipped_to_max_norm():
     assert moved == pytest.approx(0.1 * 1e-3, rel=1e-3)
     assert metrics["total_grad_norm"] > 0.1
     assert step.output.total_grad_norm.item() == metrics["total_grad_norm"]
+
+
+def test_only_what_the_optimizer_steps_is_clipped_and_counted_in_the_norm():
+    def train(frozen: bool) -> tuple[Any, list[float]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().to(DEVICE)
+        model[0].requires_grad_(not frozen)
+        optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+        step = pn.train_step(model, mse_loss, pn.Pipeline(), optimizer, max_norm=0.1)
+        return model[2].weight, [step(*batch())["total_grad_norm"] for _ in range(5)]
+
+    (weight, norms), (expected, alone) = train(frozen=False), train(frozen=True)
+    assert torch.equal(weight, expected)
+    assert norms == alone
 
 
 def test_value_that_is_not_finite_is_found_by_a_check_of_the_output():

@@ -68,6 +68,9 @@ def replicas(model: Any) -> "tuple[int, ProcessGroup | None]":
             given = f"{sorted(sizes)} of {ranks()} processes{beside}"
             expected = "one over all processes for every parameter: shard the whole model by fully_shard(model)"
             raise OptionError("replicas", "the mesh of the model", given, expected)
+        if any(sum(not part.is_replicate() for part in placed.placements) > 1 for placed in trained):
+            expected = "FSDP2 alone: with tensor parallelism, processes share a batch, and terms would count twice"
+            raise OptionError("replicas", "the model", "FSDP2 with tensor parallelism", expected)
         return ranks(), None
     return 1, None
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InputError, OptionError
 from ..pipeline import LossOutput, Pipeline
@@ -106,6 +106,12 @@ class Steps:
             expected = "True: where you step the optimizer yourself, use pn.train_step, or scale the terms yourself"
             raise OptionError("PenaltiesCallback", "automatic_optimization", False, expected)
         check_wrappers("PenaltiesCallback", trainer.strategy.model)
+        sampling: Mapping[str, Any] = trainer.distributed_sampler_kwargs or {}
+        apart = sampling.get("num_replicas", trainer.world_size)
+        if apart != trainer.world_size:
+            given = f"{trainer.world_size} with {apart} parts of the data"
+            expected = "as many parts as processes: under tensor parallelism several share one"
+            raise OptionError("PenaltiesCallback", "the number of processes", given, expected)
         if self._saved is not None:
             data = base64.b64decode(self._saved)
             self.accumulation.state = unpack_state(data, "the checkpoint", "torch", pl_module.device)
@@ -233,7 +239,11 @@ def callback_class() -> Any:
     if "pytorch_lightning" in sys.modules and package not in sys.modules:
         package = "pytorch_lightning"
     lightning = library("PenaltiesCallback", package, extra="lightning")
-    return type("PenaltiesCallback", (Steps, lightning.Callback), {"__module__": __name__})
+    import torch
+
+    # In a module that torch.compile made, the number of the step would have it compile again in each.
+    members = {"__module__": __name__, "penalize": cast("Any", torch.compiler).disable(Steps.penalize)}
+    return type("PenaltiesCallback", (Steps, lightning.Callback), members)
 
 
 def _is_logged(trainer: Any) -> bool:

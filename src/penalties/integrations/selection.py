@@ -170,7 +170,8 @@ def _check(found: Sequence[Parameter], option: str, patterns: Sequence[Pattern])
 
 def _classes(types: Any) -> tuple[type, ...]:
     given = () if types is None else (types,) if isinstance(types, type) else types
-    if not isinstance(given, Sequence) or not all(isinstance(one, type) for one in cast("Sequence[Any]", given)):
+    named = isinstance(given, Sequence) and all(isinstance(one, type) for one in cast("Sequence[Any]", given))
+    if not named or (types is not None and not given):
         raise OptionError("select", "types", types, "a class of modules, such as torch.nn.Linear, or a list of them")
     return tuple(cast("Sequence[type]", given))
 

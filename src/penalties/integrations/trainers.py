@@ -37,8 +37,13 @@ def trained(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
     """The parameters that are trained, by name: what terms read as `params`.
 
     Under FSDP2 a shard may be empty: PyTorch then returns the gradient of a whole parameter, which does not fit it.
+    Raises under DeepSpeed's ZeRO stage 3, where a term would see empty tensors.
     """
     leaves: dict[str, Any] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # How transformers and peft know them, too.
+    if any(hasattr(p, "ds_numel") for p in leaves.values()):
+        expected = "parameters that a term can read: use stage 1 or 2, or fully_shard(model) of torch.distributed.fsdp"
+        raise OptionError("params", "the model", "DeepSpeed ZeRO stage 3", expected)
     return {name: p.redistribute(placements=p.placements) if is_sharded(p) else p for name, p in leaves.items()}
 
 

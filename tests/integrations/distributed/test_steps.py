@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import penalties as pn
@@ -56,3 +58,26 @@ def of_old(rank: int, whole: bool) -> str:
 def test_fsdp1_raises(whole: bool) -> None:
     for message in together(of_old, whole):
         assert 'the model="FullyShardedDataParallel"; expected fully_shard(model)' in message
+
+
+def in_tensor_parallel(rank: int, by_fsdp: bool) -> tuple[dict[str, float], str]:
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+    if rank >= 0:
+        mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        if by_fsdp:
+            fully_shard(model, mesh=mesh["data"])
+    step = pn.train_step(model, torch.nn.functional.mse_loss, STEP, torch.optim.SGD(model.parameters(), lr=0.05))
+    try:
+        return [step(*data()) for _ in range(3)][-1], ""
+    except pn.OptionError as error:
+        return {}, str(error)
+
+
+def test_processes_that_share_a_batch_have_the_numbers_of_one_or_raise() -> None:
+    expected, _ = in_tensor_parallel(-1, by_fsdp=False)
+    for metrics, _ in together(in_tensor_parallel, False):
+        assert metrics == pytest.approx(expected)
+    for _, message in together(in_tensor_parallel, True):
+        assert 'the model="FSDP2 with tensor parallelism"; expected FSDP2 alone' in message

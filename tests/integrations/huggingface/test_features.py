@@ -397,3 +397,11 @@ def test_several_devices_in_one_process_raise(tmp_path: Path):
     batch = {name: torch.stack([row[name] for row in cases.points(2)]) for name in ("x", "labels")}
     with pytest.raises(pn.OptionError, match="the number of GPUs in this process=2; expected 1: .*torchrun"):
         trainer.compute_loss(trainer.model, batch)
+
+
+@pytest.mark.parametrize("share", ["get_tp_size", "get_cp_size", "get_sp_size"])
+def test_processes_that_share_a_batch_raise(tmp_path: Path, share: str, monkeypatch: pytest.MonkeyPatch):
+    trainer = trainer_of(tmp_path)
+    monkeypatch.setattr(trainer, share, lambda: 2)
+    with pytest.raises(pn.OptionError, match="the number of processes to a batch=2; expected 1: .*parallelism"):
+        trainer.train()

@@ -257,6 +257,23 @@ def test_a_sink_sees_each_step_once(tmp_path: Path) -> None:
     assert seen == [(step, pytest.approx(loss)) for step, loss in enumerate(losses)]
 
 
+# Of PyTorch's compiler itself, where a graph ends.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_module_is_compiled_once(tmp_path: Path) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    plain, module = cases.Model(cases.terms()), cases.Model(cases.terms())
+    for model in (plain, torch.compile(module, backend=backend)):
+        cases.trainer(tmp_path, accumulate_grad_batches=4).fit(model, cases.loader(cases.points(10)))
+    torch.compiler.reset()
+    assert len(graphs) == 1
+    assert module.losses == plain.losses
+
+
 def test_validation_has_the_loss_alone(tmp_path: Path) -> None:
     model = cases.Model(cases.terms())
     data = cases.points(2)

@@ -86,3 +86,8 @@ def test_fsdp1_raises(runs: Any) -> None:
     for rank in runs:
         assert "PenaltiesCallback: the model=" in rank["FSDP1"]
         assert "expected fully_shard(model)" in rank["FSDP1"]
+
+
+def test_processes_that_share_a_batch_raise(runs: Any) -> None:
+    for rank in runs:
+        assert 'the number of processes="2 with 1 parts of the data"; expected as many parts' in rank["tensor"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import Subset
 
 import penalties as pn
@@ -51,6 +52,14 @@ class ShardedByLayer(Sharded):
     by_layer = True
 
 
+class InTensorParallel(cases.Model):
+    """Both processes have the same batches."""
+
+    def configure_model(self) -> None:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(self.layers, self.device_mesh["tensor_parallel"], plan)
+
+
 def stateful() -> pn.Term:
     return pn.EMA(pn.Term(pn.l2, name="slow", weight=0.1, inputs="logits", scope="mean"), decay=0.5)
 
@@ -68,10 +77,11 @@ def main(folder: Path) -> None:
     for name, epochs, resume in (("whole", 4, None), ("saved", 2, None), ("resumed", 4, saved)):
         options = {"accumulate_grad_batches": 4, "max_epochs": epochs}
         runs[name] = finished(folder, cases.terms(stateful()), resume=resume, save=saved, **options)
-    try:
-        finished(folder, cases.terms(), kind=OfOld)
-    except pn.OptionError as error:
-        runs["FSDP1"] = str(error)
+    for name, kind in (("FSDP1", OfOld), ("tensor", InTensorParallel)):
+        try:
+            finished(folder, cases.terms(), kind=kind)
+        except pn.OptionError as error:
+            runs[name] = str(error)
     torch.save(runs, folder / f"rank{runs[1]['rank']}.pt")
 
 
@@ -87,8 +97,9 @@ def finished(
 ) -> dict[str, Any]:
     model = kind(terms, norms_at=norms_at)
     strategy: Any = "ddp"
-    if issubclass(kind, Sharded):
-        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    if issubclass(kind, Sharded | InTensorParallel):
+        replicas = 2 if issubclass(kind, Sharded) else 1
+        strategy = ModelParallelStrategy(data_parallel_size=replicas, tensor_parallel_size=2 // replicas)
     trainer = cases.trainer(folder, devices=2, strategy=strategy, use_distributed_sampler=False, **options)
     data = cases.points(2 * BATCHES)
     announced: list[dict[str, float]] = []

@@ -165,6 +165,10 @@ def _micro_batch(trainer: Any, batch: Mapping[str, Any], items: Any) -> MicroBat
             f"GPU, torchrun --nproc-per-node {trainer.args.n_gpu} …, or show the process one, CUDA_VISIBLE_DEVICES=0"
         )
         raise OptionError("PenaltiesMixin", "the number of GPUs in this process", trainer.args.n_gpu, expected)
+    sharing = trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size()
+    if sharing > 1:
+        expected = "1: each process needs data of its own, and tensor, context and sequence parallelism share it"
+        raise OptionError("PenaltiesMixin", "the number of processes to a batch", sharing, expected)
     count, ranks = trainer.current_gradient_accumulation_steps, trainer.accelerator.num_processes
     scaled = trainer.loss_is_scaled_for_ga
     if scaled is None:

@@ -161,7 +161,9 @@ class TrainStep:
 
             if self._scaler is not None:
                 self._scaler.unscale_(self._optimizer)
-            length = whole(clip_grad_norm_(self.model.parameters(), self._max_norm))
+            # Not those of the model: what another optimizer trains, or none, has gradients of earlier steps.
+            stepped = [parameter for options in self._optimizer.param_groups for parameter in options["params"]]
+            length = whole(clip_grad_norm_(stepped, self._max_norm))
             output = dataclasses.replace(output, total_grad_norm=length)
         self._accumulation.announce(output)
         self.loss.output = output
@@ -275,8 +277,8 @@ def train_step(
     A step runs `model` once, in its current mode; adds the terms of `pipeline` to `base(prediction, y)` as
     `wrap_loss` does; runs the backward pass; and calls `optimizer`. Terms find `input` (`x`), `prediction`, `target`
     (`y`), `params` (the parameters that are trained) and the keyword arguments of the call by name. `schedules` maps
-    terms to functions of the step, counted from 0. `max_norm` clips the gradient norm, and reports the norm before
-    clipping as `total_grad_norm`.
+    terms to functions of the step, counted from 0. `max_norm` clips the norm of the gradient at the optimizer's
+    parameters, and reports the norm before clipping as `total_grad_norm`.
 
     The metrics are the pipeline's, plus `base_loss`, `penalty_total` and `loss`. `step.output` is the `LossOutput` of
     the last step, `step.count` the number of steps, `step.loss.state` the state of stateful terms. Values are not
