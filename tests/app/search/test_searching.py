@@ -162,7 +162,7 @@ class TestCommand:
         assert cli.main(["search", "toy.toml", *self.SEARCH]) == 0
         shown = capsys.readouterr().out
         assert "3 of 3: trial-0002: kl.weight " in shown
-        assert "The lowest base_loss of 3 trials is " in shown
+        assert "The lowest base_loss with kl<100 of 3 trials is " in shown
         assert shown.splitlines()[-1] == "report: runs/toy-search/report.html"
         page = Path("runs/toy-search/report.html").read_text()
         assert 'aria-label="Search"' in page
