@@ -96,6 +96,7 @@ def test_jax_forward_mode_agrees_with_reverse_mode(case: Case) -> None:
 
 
 @needs_jax
+@pytest.mark.slow
 def test_debug_nans_finds_nothing_at_the_edges() -> None:
     """No intermediate NaN either: `jax_debug_nans` would raise on it."""
     p = JAX.array([[0.0, -np.inf], [-0.5, -1.0]])

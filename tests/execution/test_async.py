@@ -130,18 +130,15 @@ class TestAsync:
 
     def test_many_wait_at_once(self, executor: pn.Executor) -> None:
         waiting: list[int] = []
-        most: list[int] = []
 
         async def wait(x: Any) -> Any:
             waiting.append(1)
-            most.append(len(waiting))
-            await asyncio.sleep(0.3)
-            waiting.pop()
+            while len(waiting) < 100:
+                await asyncio.sleep(0.01)
             return x.sum()
 
         pipeline = pn.Pipeline([pn.Term(wait, name=f"t{i}") for i in range(100)])
         assert float(executor.run(pipeline, {"x": np.ones(1)}).total) == 100.0
-        assert max(most) > 50
 
     def test_a_call_may_return_a_future(self, executor: pn.Executor) -> None:
         def promised(x: Any) -> Future[Any]:

@@ -78,6 +78,7 @@ def test_a_branch_on_values_cannot_be_traced(autodiff: Any) -> None:
 
 
 @needs_torch
+@pytest.mark.slow
 def test_another_value_or_gradient_when_compiled_fails() -> None:
     def factor() -> float:
         return 2.0 if torch.compiler.is_compiling() else 1.0

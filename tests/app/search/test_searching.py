@@ -51,11 +51,13 @@ class TestTrials:
             assert trial.metrics == {"base_loss": evaluated["loss"]["base_loss"]["value"]}
         assert found_in(tmp_path / "out") == made
 
+    @pytest.mark.slow
     def test_a_seed_proposes_the_same(self, path: Path, tmp_path: Path) -> None:
         one, other = (found(wanted(path), tmp_path / name) for name in ("one", "other"))
         assert [trial.settings for trial in one.trials] == [trial.settings for trial in other.trials]
         assert len({trial.settings["kl.weight"] for trial in one.trials}) == 4
 
+    @pytest.mark.slow
     def test_what_was_measured_leads_to_better_values(self, path: Path, tmp_path: Path) -> None:
         made = found(wanted(path, "train.learning_rate=log(1e-4,1e-1)", trials=20), tmp_path / "out")
         losses = [trial.metrics["base_loss"] for trial in made.trials]

@@ -26,6 +26,7 @@ from tests.training.local.one_pass import (
 from tests.training.local.test_micro_batches import run_out_once, watch
 
 
+@pytest.mark.slow
 def test_one_graph_exists_at_a_time() -> None:
     kept: list[Any] = []
     live: list[int] = []
