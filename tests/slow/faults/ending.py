@@ -110,7 +110,7 @@ def hides_in_a_session_of_its_own(x: Any) -> Any:
     hang()
 
 
-@fault(pn.WorkerLostError, "not an answer", where=PROCESS, costs=0.3, ray=False)
+@fault(pn.WorkerLostError, "an invalid answer", where=PROCESS, costs=0.3, ray=False)
 def answers_nonsense(x: Any) -> Any:
     connection().sendall(b"nonsense" * 200)
     return squares(x)

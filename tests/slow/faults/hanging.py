@@ -35,7 +35,7 @@ async def waits(x: Any) -> Any:
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, "runs on", where=("async",), timeout=LATE, costs=0.8)
+@fault(pn.TermTimeoutError, "still runs", where=("async",), timeout=LATE, costs=0.8)
 async def waits_and_ignores_cancelling(x: Any) -> Any:
     while not released.is_set():
         with contextlib.suppress(asyncio.CancelledError):
@@ -43,7 +43,7 @@ async def waits_and_ignores_cancelling(x: Any) -> Any:
     return squares(x)
 
 
-@fault(pn.TermTimeoutError, "runs on", where=("async",), timeout=LATE, costs=0.8)
+@fault(pn.TermTimeoutError, "still runs", where=("async",), timeout=LATE, costs=0.8)
 async def blocks_the_loop(x: Any) -> Any:
     hang()
     return squares(x)
