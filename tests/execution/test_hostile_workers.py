@@ -218,7 +218,7 @@ class TestAnswers:
             theirs.sendall(Answer(number, Kind.DONE).packed() + Answer(number + 1, Kind.BEGAN).packed())
             assert connected.answer(5.0) == Answer(number + 1, Kind.BEGAN)
             theirs.sendall(Answer(number + 2, Kind.DONE).packed())
-            with pytest.raises(GoneError, match="not an answer"):
+            with pytest.raises(GoneError, match="an invalid answer"):
                 connected.answer(5.0)
         with pytest.raises(GoneError):
             connected.answer(5.0)
