@@ -340,6 +340,8 @@ class TestArguments:
             ("kl_divergence", {"direction": "up"}, "shrink: direction="),
             ("entropy", {"temperature": 0.0}, "shrink: temperature=0.0"),
             ("orthogonality", {"mode": "firm"}, "shrink: mode="),
+            ("entropy", {"p": "logits"}, r'shrink: p="logits"; expected an array; .*: inputs=\{"p": …\}'),
+            ("l2", {"x": 3.0}, "shrink: x=3.0; expected an array"),
         ],
     )
     def test_a_value_that_an_option_cannot_take_is_an_error_at_once(self, fn: str, options: Any, message: str) -> None:

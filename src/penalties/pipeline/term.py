@@ -206,8 +206,13 @@ class Term(Bound):
         if facts is None or facts.needs_gradient or compiling():
             return
         plain = {option: value for option, value in self.options.items() if isinstance(value, str | int | float)}
+        example = facts.example()
+        arrays = list(inspect.signature(facts.function).parameters)[: len(example)]
+        for parameter in plain.keys() & arrays:
+            expected = f'an array; to read it from an input of the call: inputs={{"{parameter}": …}}'
+            raise OptionError(self.name, parameter, plain[parameter], expected)
         try:
-            self.call(*facts.example(), **plain)
+            self.call(*example, **plain)
         except OptionError as error:
             raise OptionError(self.name, error.option, error.value, error.expected) from None
 

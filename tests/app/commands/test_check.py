@@ -90,6 +90,18 @@ class TestCheck:
         assert "term.cranky: fails on the first batch: raised RuntimeError: as the test wants it" in err
         assert run("check", path, "--no-model")[0] == 0
 
+    @pytest.mark.parametrize(
+        ("where", "text"),
+        [
+            ("model.name", '[model]\nname = "my_models:first"'),
+            ("references.teacher.model", '[references]\nteacher = { kind = "client", model = "my_models:first" }'),
+        ],
+    )
+    def test_a_name_that_no_model_can_have_is_a_problem(self, run: Run, tmp_path: Path, where: str, text: str) -> None:
+        status, _, err = run("check", write(tmp_path, text))
+        assert status == 2
+        assert f'{where}: "my_models:first" is neither a folder nor a name that a model can have on the hub' in err
+
     def test_a_model_that_is_elsewhere_is_not_run(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

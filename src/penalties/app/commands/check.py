@@ -214,9 +214,14 @@ def _tried(config: "Config") -> tuple[dict[str, Any] | None, list[Problem], list
     named |= {
         f"references.{name}.model": getattr(one, "model", config.model.name) for name, one in config.references.items()
     }
-    missing = [where for where, name in named.items() if not is_here(name)]
-    if missing:
-        return None, [], [Problem(missing[0], f"{shown(named[missing[0]])} is not downloaded yet, so no term was run")]
+    for where, name in named.items():
+        try:
+            here = is_here(name)
+        except ValueError:
+            message = f"{shown(name)} is neither a folder nor a name that a model can have on the hub"
+            return None, [Problem(where, message)], []
+        if not here:
+            return None, [], [Problem(where, f"{shown(name)} is not downloaded yet, so no term was run")]
     return tried(config)
 
 

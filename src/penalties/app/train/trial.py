@@ -38,7 +38,7 @@ class Trial(NamedTuple):
 
 
 def is_here(model: str) -> bool:
-    """Whether a model can be loaded without a download."""
+    """Whether a model can be loaded without a download; a ValueError for what no model on the hub is named."""
     if model == TINY or os.path.isdir(model):
         return True
     from huggingface_hub import try_to_load_from_cache
