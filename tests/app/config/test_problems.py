@@ -114,6 +114,13 @@ MEANING = [
     (f'{KL}{READS}options = {{ estimater = "k1" }}', "term.kl.options.estimater", ["did you mean estimator?"]),
     (f'{KL}{READS}options = {{ reduction = "none" }}', "term.kl.options.reduction", ['"sum" or "mean"']),
     ('[[term]]\nfn = "smooth_l1"\noptions = { delta = -1 }', "term.smooth_l1.options.delta", ["found -1", "above 0"]),
+    ('[[term]]\nfn = "l2"\noptions = { x = 3.0 }', "term.l2.options.x", ["3.0", "an array", "from an input"]),
+    ('[[term]]\nfn = "l2"\noptions = { center = "middle" }', "term.l2.options.center", ["middle"]),
+    (
+        '[[term]]\nfn = "entropy"\ninputs = ["logits"]\noptions = { logits = true, mask = "mask" }',
+        "term.entropy.options.mask",
+        ['found "mask"', "from an input: inputs = { mask = … }"],
+    ),
     ('[[term]]\nfn = "l2"\noptions = { clip = true }', "term.l2.options.clip", ["found true", "a number"]),
     (
         '[[term]]\nfn = "penalties.training.adapters:entropy"\noptions = { mode = "bonsu" }',

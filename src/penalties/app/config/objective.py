@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import InputError, MissingLibraryError, OptionError, PenaltiesError, did_you_mean, said
+from ...errors import BackendError, InputError, MissingLibraryError, OptionError, PenaltiesError, did_you_mean, said
 from ...functional.penalty import facts_of
 from ...pipeline import Term, schedules
 from ...pipeline.catalogue import BUILT_IN, find
@@ -283,6 +283,8 @@ def _option_problem(function: Any, option: str, value: Any) -> str | None:
         Term(function, name="any", options={option: value})
     except OptionError as error:
         return _of_option(error) if error.option == option else None
+    except BackendError:
+        return f"found {shown(value)}; expected an array, which a term reads from an input: inputs = {{ {option} = … }}"
     return None
 
 
